@@ -36,7 +36,10 @@ FLUSH_LINGER_REMOTE_MS = 10
 _HEARTBEAT_SECONDS = 1.0
 _HEARTBEAT_REMOTE_SECONDS = 2.0
 _DEAD_AFTER_REMOTE_SECONDS = 10.0
+_PUTS_PER_SECOND = 20.0
+_PUBLISH_INTERVAL_THRIFTY_SECONDS = 10.0
 _LINGER_MAX_MS = 60_000
+_PUTS_MAX_PER_SECOND = 100_000
 _SPACE_MAX_BYTES = 1024 * limits.GIB
 _INTERVAL_MAX_SECONDS = 24 * 3600
 _GRACE_MAX_SECONDS = 366 * 24 * 3600
@@ -66,6 +69,7 @@ _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=_INTERVAL_MAX_SECONDS)]
 _DEFAULT = -1.0
 _IntervalOrDefault = Annotated[float, Meta(ge=_DEFAULT, le=_INTERVAL_MAX_SECONDS)]
+_PutsPerSecond = Annotated[float, Meta(ge=0.1, le=_PUTS_MAX_PER_SECOND)]
 # Publishers assume the default, so a sweeper may wait longer but not shorter.
 _OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=_GRACE_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=_GRACE_MAX_SECONDS)]
@@ -165,6 +169,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log: Literal["auto", "segments", "objects"] = "auto"
     flush_max_bytes: _BufferBytes = limits.FLUSH_MAX_BYTES
     linger_ms: Annotated[int, Meta(ge=-1, le=_LINGER_MAX_MS)] = -1
+    linger_max_ms: Annotated[int, Meta(ge=0, le=_LINGER_MAX_MS)] = 250
     queue_bytes: _BufferBytes = limits.QUEUE_BYTES
     max_record_bytes: _BufferBytes = limits.MAX_RECORD_BYTES
     max_batch_bytes: _BufferBytes = limits.MAX_BATCH_BYTES
@@ -182,11 +187,18 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Publishing to the topics' tables. Bounds apply to all topics together."""
 
-    interval_seconds: _Interval = limits.PUBLISH_INTERVAL_SECONDS
+    interval_seconds: _IntervalOrDefault = _DEFAULT
     process: Literal["auto", "off"] = "auto"
     publish_bytes: _BufferBytes = 32 * limits.MIB
     unpublished_bytes: _SpaceBytes = limits.UNPUBLISHED_BYTES
     staged_bytes: _SpaceBytes = limits.STAGED_BYTES
+
+
+class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The budget of requests to an object store, which bills them; a local root has none."""
+
+    profile: Literal["thrifty", "fast"] = "thrifty"
+    puts_per_second: _PutsPerSecond = _PUTS_PER_SECOND
 
 
 class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -315,6 +327,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     security: SecuritySettings = SecuritySettings()
     writer: WriterSettings = WriterSettings()
     publisher: PublisherSettings = PublisherSettings()
+    requests: RequestSettings = RequestSettings()
     hot_tail: HotTailSettings = HotTailSettings()
     janitor: JanitorSettings = JanitorSettings()
     topics: TopicSettings = TopicSettings()
@@ -334,6 +347,18 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def has_sasl(self) -> bool:
         """True if the clients of a listener have to log in."""
         return self.kafka.has_sasl or self.flight.has_sasl or self.metrics.has_sasl
+
+    def is_thrifty_on(self, *, local: bool) -> bool:
+        """Returns whether puts have a budget."""
+        return not local and self.requests.profile == "thrifty"
+
+    def publish_interval_seconds_on(self, *, local: bool) -> float:
+        """Returns the interval of publishing; -1 becomes 1 second, and 10 if puts have a budget."""
+        if self.publisher.interval_seconds != _DEFAULT:
+            return self.publisher.interval_seconds
+        if self.is_thrifty_on(local=local):
+            return _PUBLISH_INTERVAL_THRIFTY_SECONDS
+        return limits.PUBLISH_INTERVAL_SECONDS
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
@@ -557,7 +582,11 @@ def _check_together(settings: BrokerSettings) -> None:
             reason = f"must not be above {high} = {bound}"
             raise errors.BadOption(option=low, value=value, reason=reason)
 
-    for name in ("liveness.heartbeat_seconds", "liveness.dead_after_seconds"):
+    for name in (
+        "liveness.heartbeat_seconds",
+        "liveness.dead_after_seconds",
+        "publisher.interval_seconds",
+    ):
         value = attrgetter(name)(settings)
         if value <= 0 and value != _DEFAULT:
             raise errors.BadOption(option=name, value=value, reason="expected more than 0, or -1")

@@ -142,6 +142,7 @@ class Broker:
                 "flight.listen": _ANY_PORT,
                 "kafka.listen": _ANY_PORT if kafka else "",
                 "log.level": "error",
+                "requests.profile": "fast",  # requests to memory are free
                 "writer.linger_ms": 0,  # a put in memory is too cheap to wait for more records
             },
         )

@@ -21,6 +21,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "outage": keeping.outage,
     "objectstore": object_store.objectstore,
     "objectstorewide": object_store.objectstore_wide,
+    "cost": object_store.cost,
     "compaction": keeping.flights,
     "metadata": metadata.large_cluster,
     "scrape": scraping.scrape,

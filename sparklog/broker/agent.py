@@ -494,7 +494,8 @@ class Agent:
         repeat = self._loops.repeat
 
         def publish() -> None:
-            interval_seconds = self.settings.publisher.interval_seconds
+            local = self._store.is_local
+            interval_seconds = self.settings.publish_interval_seconds_on(local=local)
             while not self._stopping.is_set():
                 waiting = parts.led_partitions.backlog.waiting_objects
                 self._publish_now.wait(publish_pause_seconds(waiting, interval_seconds))

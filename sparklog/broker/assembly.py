@@ -25,9 +25,10 @@ from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
 from sparklog.broker.log.led_partitions import LedPartitions
-from sparklog.broker.log.publish_loop import PublishLoop
+from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
@@ -132,6 +133,7 @@ def sources_of(
         broker=parts.broker,
         led_partitions=parts.led_partitions,
         publisher=parts.publisher,
+        publishing=parts.publishing,
         groups=groups,
         flushes=given.flushes,
         upkeep=given.upkeep,
@@ -156,7 +158,9 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
     """Returns the parts of a broker, none of them running yet."""
     settings, store, clock = given.settings, given.store, given.clock
     hot = HotTail(limit_bytes=settings.hot_tail.bytes)
-    appender, writer = _writer(given, led_partitions, hot)
+    budget = put_budget(settings, local=store.is_local)
+    publish_interval_seconds = settings.publish_interval_seconds_on(local=store.is_local)
+    appender, writer = _writer(given, led_partitions, hot, budget)
     process = publish_process(given, hot)
     publisher = Publisher(
         store,
@@ -196,7 +200,8 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
         publishing=PublishLoop(
             publisher,
             led_partitions,
-            settings=settings.publisher,
+            pace=PublishPace(publish_interval_seconds, clock, budget),
+            publish_bytes=settings.publisher.publish_bytes,
             check_leadership=lambda: takeover.check_leadership(
                 given.meta.reload(), given.leadership
             ),
@@ -213,8 +218,18 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
     )
 
 
+def put_budget(settings: BrokerSettings, *, local: bool) -> PutBudget | None:
+    """Returns the budget of puts; None if there is none."""
+    if not settings.is_thrifty_on(local=local):
+        return None
+    return PutBudget(
+        settings.requests.puts_per_second,
+        longest_wait_seconds=settings.writer.linger_max_ms / 1e3,
+    )
+
+
 def _writer(
-    given: Surroundings, led_partitions: LedPartitions, hot: HotTail
+    given: Surroundings, led_partitions: LedPartitions, hot: HotTail, budget: PutBudget | None
 ) -> tuple[Appender, Writer]:
     settings, store, leadership = given.settings, given.store, given.leadership
     appender = wal.of(store, given.clock, leadership.log).appender(
@@ -239,18 +254,20 @@ def _writer(
         ),
         on_flush=given.on_flush,
         refused=given.refused,
+        budget=budget,
     )
     return appender, writer
 
 
 def publish_process(given: Surroundings, hot: HotTail) -> PublishProcess | None:
     """Returns the publishing process, which starts once it has work; None if off or unsupported."""
-    store, settings = given.store, given.settings.publisher
+    store, settings = given.store, given.settings
     is_possible = given.kind is BrokerKind.STANDING and isinstance(store, LocalStore)
-    if settings.process == "off" or not is_possible:
+    if settings.publisher.process == "off" or not is_possible:
         return None
     start = functools.partial(WorkerProcess, store.uri)
-    return PublishProcess(hot, start, clock=given.clock, interval_seconds=settings.interval_seconds)
+    interval_seconds = settings.publish_interval_seconds_on(local=store.is_local)
+    return PublishProcess(hot, start, clock=given.clock, interval_seconds=interval_seconds)
 
 
 def _wal_cleaner(

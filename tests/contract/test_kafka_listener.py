@@ -38,6 +38,7 @@ from sparklog.settings import (
     FlightSettings,
     KafkaSettings,
     LogSettings,
+    RequestSettings,
     WriterSettings,
 )
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
@@ -685,6 +686,7 @@ def test_an_unsteady_store_reorders_nothing() -> None:
         id=1,
         flight=FlightSettings(listen="127.0.0.1:0"),
         kafka=KafkaSettings(listen="127.0.0.1:0"),
+        requests=RequestSettings(profile="fast"),  # several puts at once
         log=LogSettings(level="error"),
     )
     acked: list[tuple[int, int, bytes]] = []

@@ -7,7 +7,7 @@ the root; the first rig remains usable as a zombie that is fenced without having
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,9 @@ from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
 from sparklog.broker.log.producer_state import ProducerSequence
+from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.tailing import ReadBatch
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
@@ -106,6 +108,7 @@ class RigOptions:
     confirm_after_seconds: float = 0.0
     log: WalKind = WalKind.OBJECTS
     is_member: bool = False
+    budget: PutBudget | None = None
 
 
 class Rig:
@@ -149,7 +152,13 @@ class Rig:
             broker, self.leadership.epoch
         )
         self.writer = Writer(
-            store, self.appender, self.led_partitions, self.hot, clock=clock, bounds=options.writer
+            store,
+            self.appender,
+            self.led_partitions,
+            self.hot,
+            clock=clock,
+            bounds=options.writer,
+            budget=options.budget,
         )
         self.publisher = Publisher(
             store,
@@ -386,6 +395,33 @@ def follow(members: Iterable[Rig]) -> None:
     """Makes members of a cluster apply the newest metadata."""
     for each in members:
         each.reconciler.tick()
+
+
+def publishing(
+    rig: Rig,
+    wake: Callable[[], None] = lambda: None,
+    *,
+    check: Callable[[], None] | None = None,
+    pace: PublishPace | None = None,
+    workers: Executor | None = None,
+) -> PublishLoop:
+    """A publish loop as the agent builds it, by default with an interval of one second."""
+
+    def check_leadership() -> None:
+        takeover.check_leadership(rig.meta.reload(), rig.leadership)
+
+    return PublishLoop(
+        rig.publisher,
+        rig.led_partitions,
+        pace=pace or PublishPace(1.0, rig.clock),
+        publish_bytes=32 << 20,
+        check_leadership=check
+        or (lambda: takeover.check_leadership(rig.meta.reload(), rig.leadership)),
+        on_published=wake,
+        clock=rig.clock,
+        retry_seconds=1.0,
+        workers=workers,
+    )
 
 
 def led_by(rig: Rig, topic: str = "t") -> int:

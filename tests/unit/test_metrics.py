@@ -33,7 +33,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
 )
 from tests.support.acls import watch_of, without_acls
-from tests.support.brokers import START_US, Rig
+from tests.support.brokers import START_US, Rig, publishing
 from tests.support.metrics import Values, parsed
 from tests.support.waiting import time_with
 
@@ -107,6 +107,7 @@ def bench() -> Bench:
         broker=rig.broker,
         led_partitions=rig.led_partitions,
         publisher=rig.publisher,
+        publishing=publishing(rig),
         groups=groups,
         flushes=FlushCounts(),
         upkeep=upkeep,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -13,21 +12,17 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
-from sparklog.broker.log.publish_loop import PublishLoop, PublishPace, publish_pause_seconds
-from sparklog.broker.log.takeover import check_leadership
+from sparklog.broker.log.publish_loop import PublishPace, publish_pause_seconds
 from sparklog.clock import ManualClock
-from sparklog.settings import PublisherSettings
 from sparklog.storage.maintenance import retention
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, SyncFailed
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import end_app_id
 from sparklog.storage.table.topic_table import TopicTable
-from tests.support.brokers import Rig, rows_of_table
+from tests.support.brokers import Rig, publishing, rows_of_table
 
 pytestmark = pytest.mark.rig(topics={"t": 2, "u": 1})
-
-INTERVAL = PublisherSettings(interval_seconds=1.0)
 
 
 class FailingPuts(NoFaults):
@@ -54,22 +49,6 @@ class FailingGets(NoFaults):
         if path.startswith("topics/t/") and self.error is not None:
             self.attempts += 1
             raise self.error
-
-
-def publishing(
-    rig: Rig, wake: Callable[[], None] = lambda: None, *, workers: Executor | None = None
-) -> PublishLoop:
-    """A publish loop as the agent builds it."""
-    return PublishLoop(
-        rig.publisher,
-        rig.led_partitions,
-        settings=INTERVAL,
-        check_leadership=lambda: check_leadership(rig.meta.reload(), rig.leadership),
-        on_published=wake,
-        clock=rig.clock,
-        retry_seconds=1.0,
-        workers=workers,
-    )
 
 
 @pytest.mark.parametrize(
@@ -251,15 +230,7 @@ def test_a_record_acked_while_its_partition_is_being_blocked_stays(
     def check() -> None:
         rig.append(["b"])
 
-    PublishLoop(
-        rig.publisher,
-        rig.led_partitions,
-        settings=INTERVAL,
-        check_leadership=check,
-        on_published=lambda: None,
-        clock=clock,
-        retry_seconds=1.0,
-    ).tick()
+    publishing(rig, check=check).tick()
     assert topic.partition(0).blocked is not None
     assert topic.partition(0).end == 2
     assert rig.read() == [(0, b"a"), (1, b"b")]
@@ -438,7 +409,7 @@ def test_everything_is_published_before_a_stop(rig: Rig, store: MemoryStore) -> 
 
 def test_the_interval_stretches_with_the_work() -> None:
     """A few files keep the interval; many stretch it until publishing has its share, to a bound."""
-    pace = PublishPace(1.0)
+    pace = PublishPace(1.0, ManualClock())
     for _ in range(50):
         pace.note(1_000, 1_000 * 0.002)
     assert pace.interval_seconds(1, 0.25) == 1.0

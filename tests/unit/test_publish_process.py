@@ -9,7 +9,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from sparklog import errors
-from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.publish_worker import (
     Answer,
@@ -23,7 +22,6 @@ from sparklog.broker.log.publish_worker import (
 )
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AppendStaged
-from sparklog.settings import PublisherSettings
 from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
@@ -36,7 +34,7 @@ from sparklog.storage.objects.faults import Operation
 from sparklog.storage.staging.manifest import Manifest, Section
 from sparklog.storage.staging.manifest import write as write_manifest
 from tests.support.batches import Record, built
-from tests.support.brokers import Rig, RigOptions, flip, paths, rows_of_table
+from tests.support.brokers import Rig, RigOptions, flip, paths, publishing, rows_of_table
 
 TOPICS = ("t", "u", "v")
 _LENGTH_BYTES = 4
@@ -109,19 +107,6 @@ class Puts(NoFaults):
 def publish(rig: Rig) -> list[Exception | None]:
     """Publishes all topics together, and returns why one was not."""
     return rig.publisher.publish_together([rig.led_partitions.topic(name) for name in TOPICS])
-
-
-def loop_of(rig: Rig) -> PublishLoop:
-    """Returns what publishes the topics of the rig each second."""
-    return PublishLoop(
-        rig.publisher,
-        rig.led_partitions,
-        settings=PublisherSettings(interval_seconds=1.0),
-        check_leadership=lambda: None,
-        on_published=lambda: None,
-        clock=rig.clock,
-        retry_seconds=1.0,
-    )
 
 
 def fill(rig: Rig) -> None:
@@ -333,7 +318,7 @@ def test_the_interval_stretches_less_with_a_process(
     rig: Rig, clock: ManualClock, has_process: bool
 ) -> None:
     """Publishing then takes less from the producers."""
-    loop = loop_of(rig)
+    loop = publishing(rig)
     if has_process:
         Workers(rig).process.look(1)
     for _ in range(50):
@@ -466,7 +451,7 @@ def test_a_broker_of_very_many_partitions_has_a_process_before_they_are_busy(
     start = mock.Mock(return_value=FakeWorker(rig.store, clock))
     process = PublishProcess(rig.hot, start, clock=clock, partitions=20, after_seconds=4.0)
     rig.publisher.process = process
-    loop = loop_of(rig)
+    loop = publishing(rig)
     rig.create("wide", 13)
     assert rig.led_partitions.partition_count == 6 + 13
     for _ in range(9):

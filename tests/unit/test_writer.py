@@ -22,6 +22,7 @@ from sparklog.broker.log.flush_pace import (
     SLOW_FLUSH_SECONDS,
 )
 from sparklog.broker.log.free_space import FREE_SPACE_SECONDS
+from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.writer import QUICK_FLUSH_BYTES
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
@@ -116,6 +117,60 @@ def test_a_lingering_writer_waits_for_company(store: MemoryStore, clock: ManualC
     began = clock.monotonic()
     rig.append(["a"])
     assert clock.monotonic() == began + 0.25
+
+
+# ------------------------------------------------------------------------------ budget
+
+
+def with_budget(store: Store, clock: ManualClock, **bounds: int) -> Rig:
+    """A broker whose flushes wait for up to 250 ms, with topic t."""
+    options = RigOptions(
+        writer=WriterLimits(**bounds),
+        budget=PutBudget(20.0, longest_wait_seconds=0.25),
+    )
+    found = Rig(store, clock, options=options)
+    found.create("t", 2)
+    return found
+
+
+def test_a_flush_waits_for_the_budget(store: MemoryStore, clock: ManualClock) -> None:
+    """Promise: the first record of an idle broker is put at once, and those of a busy one wait."""
+    rig = with_budget(store, clock)
+    waits: list[float] = []
+    for _ in range(60):
+        began = clock.monotonic()
+        rig.append(["a"])
+        waits.append(clock.monotonic() - began)
+    assert waits[0] == 0.0
+    assert 0.1 < waits[-1] < 0.25
+    assert max(after - before for before, after in itertools.pairwise(waits)) < 0.02
+    clock.advance(60.0)
+    began = clock.monotonic()
+    rig.append(["a"])
+    assert clock.monotonic() == began
+
+
+def test_a_full_flush_does_not_wait(store: MemoryStore, clock: ManualClock) -> None:
+    """Promise: the budget delays no record that would not share its object with a later one."""
+    rig = with_budget(store, clock, flush_max_entries=4)
+    for _ in range(60):
+        rig.append(["a"])
+    began = clock.monotonic()
+    pending_appends = [rig.submit(["a"]) for _ in range(4)]
+    for each in pending_appends:
+        rig.broker.wait(each)
+    assert clock.monotonic() == began
+
+
+def test_a_writer_that_closes_does_not_wait(store: MemoryStore, clock: ManualClock) -> None:
+    """A stop waits for no budget."""
+    rig = with_budget(store, clock)
+    for _ in range(60):
+        rig.append(["a"])
+    rig.submit(["a"])
+    began = clock.monotonic()
+    rig.writer.close(errors.BrokerClosing(broker=1))
+    assert clock.monotonic() == began
 
 
 # ------------------------------------------------------------------------------ event loops

@@ -7,6 +7,7 @@ that has failed to flush, ends the broker.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 
@@ -16,9 +17,9 @@ from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, RetrySchedule
 from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
-from sparklog.settings import PublisherSettings
 from sparklog.storage.objects import PutUnresolved
 
 _PUBLISH_TOPICS_TOGETHER = 64  # the maximum published together
@@ -41,11 +42,15 @@ class PublishPace:
 
     The configured one while publishing takes a small share of the time. With many busy topics or
     partitions it is stretched, up to a bound: files are then fewer and larger, and producers get
-    more CPU time.
+    more CPU time. Where puts are billed, a topic that is due waits until the budget has puts.
     """
 
-    def __init__(self, interval_seconds: float) -> None:
+    def __init__(
+        self, interval_seconds: float, clock: Clock, budget: PutBudget | None = None
+    ) -> None:
         self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._budget = budget
         self._seconds_per_object = 0.0
 
     def note(self, objects: int, seconds: float) -> None:
@@ -62,6 +67,25 @@ class PublishPace:
         longest = self._interval_seconds * limits.PUBLISH_STRETCH
         return min(max(wanted, self._interval_seconds), longest)
 
+    def expected_seconds(self, waiting: int, share: float) -> float:
+        """Returns the interval that the budget, too, allows: that of a topic that is never due."""
+        interval_seconds = self.interval_seconds(waiting, share)
+        if self._budget is None:
+            return interval_seconds
+        budgeted_seconds = self._budget.publish_seconds(waiting, self._clock.monotonic())
+        return max(interval_seconds, budgeted_seconds)
+
+    def objects_now(self) -> float:
+        """Returns how many files and commits may be put now; infinity without a budget."""
+        if self._budget is None:
+            return math.inf
+        return self._budget.puts_for_tables(self._clock.monotonic())
+
+    def note_objects(self, objects: int) -> None:
+        """Counts files and commits that are about to be put."""
+        if self._budget is not None:
+            self._budget.note_published(objects)
+
 
 class PublishLoop:
     """Publishes the topics that are due. One caller at a time.
@@ -75,7 +99,8 @@ class PublishLoop:
         publisher: Publisher,
         led_partitions: LedPartitions,
         *,
-        settings: PublisherSettings,
+        pace: PublishPace,
+        publish_bytes: int,
         check_leadership: Callable[[], None],
         on_published: Callable[[], None],
         clock: Clock,
@@ -83,21 +108,24 @@ class PublishLoop:
         workers: Executor | None = None,
         share: float = limits.PUBLISH_SHARE,
     ) -> None:
-        """`check_leadership` raises `BrokerFenced` if a newer broker has taken over.
+        """`publish_bytes`: of a topic are published before the interval of `pace` is over.
 
+        `check_leadership` raises `BrokerFenced` if a newer broker has taken over.
         `on_published` is called after every commit. `workers` publish the topics with many records;
         without them the caller does. `share` is that of `PublishPace` without a publishing process.
         """
         self._publisher = publisher
         self._led_partitions = led_partitions
         self._on_published = on_published
-        self._settings = settings
+        self._publish_bytes = publish_bytes
         self._check_leadership = check_leadership
         self._clock = clock
         self._workers = workers
         self._backoff = RetrySchedule(clock, first_seconds=retry_seconds)
-        self._pace = PublishPace(settings.interval_seconds)
+        self._pace = pace
         self._share = share
+        self.interval_seconds = 0.0
+        """The present time between two publications of a busy topic; 0 before the first tick."""
         self._beside: dict[str, Future[None]] = {}
         """Topics that are being published alongside the others, by topic id."""
         self._failure: BaseException | None = None
@@ -107,11 +135,45 @@ class PublishLoop:
         self._publisher.warm_up()
         waiting = self._led_partitions.backlog.waiting_objects
         share = _PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
+        self.interval_seconds = self._pace.expected_seconds(waiting, share)
         due = self._led_partitions.backlog.due(
             interval_seconds=self._pace.interval_seconds(waiting, share),
-            publish_bytes=self._settings.publish_bytes,
+            publish_bytes=self._publish_bytes,
         )
-        self._publish_all(due)
+        self._publish_all(self._affordable(due))
+
+    def _affordable(self, due: Sequence[Topic]) -> Sequence[Topic]:
+        """Leaves out topics that have only waited, while the budget has no puts for them.
+
+        They are in the order in which their waits began, so each has its turn. Topics that were
+        requested, or have many records, are published at once. They take no puts from the others,
+        which a client that requests one topic again and again could otherwise stop.
+        """
+        left = self._pace.objects_now()
+        if left == math.inf:
+            return due
+        urgent = {
+            topic.topic_id
+            for topic in self._led_partitions.backlog.due(
+                interval_seconds=math.inf, publish_bytes=self._publish_bytes
+            )
+        }
+        found: list[Topic] = []
+        for topic in due:
+            if self._is_occupied(topic):
+                continue
+            if topic.topic_id not in urgent:
+                if left <= 0:
+                    continue
+                objects = 1 + _partitions(topic)
+                left -= objects
+                self._pace.note_objects(objects)
+            found.append(topic)
+        return found
+
+    def _is_occupied(self, topic: Topic) -> bool:
+        """Returns whether a topic is being published, or has failed and waits for its next try."""
+        return topic.topic_id in self._beside or self._backoff.is_waiting(topic.topic_id)
 
     def publish_everything(self, deadline: float) -> None:
         """Publishes all topics until only failing ones, if any, are left, or until the deadline.
@@ -148,7 +210,7 @@ class PublishLoop:
         self._forget_ended()
         light: list[Topic] = []
         for topic in topics:
-            if topic.topic_id in self._beside or self._backoff.is_waiting(topic.topic_id):
+            if self._is_occupied(topic):
                 continue
             size = topic.unpublished_bytes + topic.staged_bytes
             turns = -(-len(topic.waiting_partitions) // limits.PUBLISH_PARTITIONS_TOGETHER)

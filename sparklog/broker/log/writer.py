@@ -14,6 +14,7 @@ put.
   and answered after them, in order. Once a flush has been planned, the one before it can no longer
   be rejected: its put is retried until it is durable or fenced. If it is fenced, so are all after
   it, whatever became of their objects.
+- Where puts are billed, the next flush waits until the `PutBudget` allows it, or it is full.
 - A fenced put, or a failed local fsync, ends the writer for good.
 """
 
@@ -38,6 +39,7 @@ from sparklog.broker.log.free_space import FreeSpace
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.preparing import AppendPreparer
+from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.refused_appends import RefusedAppends
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock
@@ -49,6 +51,7 @@ from sparklog.storage.snapshot import (
 )
 
 QUICK_FLUSH_BYTES = 64 * limits.KIB  # of a flush that the Kafka listener's event loop leads itself
+_PACED_SLEEP_SECONDS = 0.001, 0.01  # after which a waiting flush may have become full
 
 
 class Writer:
@@ -65,7 +68,9 @@ class Writer:
         bounds: WriterLimits,
         on_flush: Callable[[wal.WalObject, float], None] = lambda _object, _seconds: None,
         refused: RefusedWork | None = None,
+        budget: PutBudget | None = None,
     ) -> None:
+        """`budget`: of the puts that flushes are; None: as many as they take."""
         self._store = store
         self._appender = appender
         self._led_partitions = led_partitions
@@ -74,6 +79,7 @@ class Writer:
         self._bounds = bounds
         self._on_flush = on_flush
         self._refused = refused or RefusedWork(clock)
+        self._budget = budget
         self._mutex = threading.Lock()
         self._not_full = threading.Condition(self._mutex)
         self._queue: deque[PendingAppend] = deque()
@@ -276,6 +282,7 @@ class Writer:
                 wait_seconds = max(wait_seconds, interval_seconds)
             if wait_seconds > 0:
                 self._clock.sleep(wait_seconds)
+            self._wait_for_budget()
             flush = self._plan()
             if flush is not None:
                 if self._at_once > 1:
@@ -284,6 +291,25 @@ class Writer:
                 self._finish(flush)
         finally:
             self._end_lead(is_leading=is_leading)
+
+    def _wait_for_budget(self) -> None:
+        """Waits until the budget allows the next flush, or its object is full."""
+        if self._budget is None:
+            return
+        while not self._is_flush_full() and self._closed is None:
+            left_seconds = self._budget.flush_wait_seconds(self._clock.monotonic())
+            if left_seconds <= 0:
+                break
+            shortest, longest = _PACED_SLEEP_SECONDS
+            self._clock.sleep(min(max(left_seconds, shortest), longest))
+        self._budget.note_flush(self._clock.monotonic())
+
+    def _is_flush_full(self) -> bool:
+        bounds = self._bounds
+        return (
+            self._queued_bytes >= bounds.flush_max_bytes
+            or len(self._queue) >= bounds.flush_max_entries
+        )
 
     def _end_lead(self, *, is_leading: bool) -> None:
         """Has a thread that is waiting for an append lead the next flush, if one may begin."""

@@ -28,6 +28,7 @@ from sparklog.broker.counts import (
 from sparklog.broker.groups.coordinator import Coordinator, GroupFigures
 from sparklog.broker.groups.messages import Description
 from sparklog.broker.log.led_partitions import LedPartitions
+from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
 from sparklog.broker.log.topic import Topic
@@ -103,6 +104,7 @@ class Sources:
     broker: Broker
     led_partitions: LedPartitions
     publisher: Publisher
+    publishing: PublishLoop
     groups: Coordinator
     flushes: FlushCounts
     upkeep: UpkeepCounts

@@ -403,6 +403,7 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
     yield "sparklog_wal_objects", [({}, newest - oldest[0] + 1 if oldest else 0)]
     wal_bytes = collector.wal_bytes()
     yield "sparklog_wal_bytes", [] if wal_bytes is None else [({}, wal_bytes)]
+    yield "sparklog_publish_interval_seconds", [({}, sources.publishing.interval_seconds)]
     yield "sparklog_publish_commits_total", [({}, upkeep.commits)]
     yield "sparklog_publish_files_total", [({}, upkeep.published_files)]
     yield "sparklog_publish_bytes_total", [({}, upkeep.published_bytes)]

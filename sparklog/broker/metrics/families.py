@@ -116,6 +116,9 @@ _GAUGES: Final = {
         "Objects of the write-ahead log from the oldest still needed to the newest."
     ),
     "sparklog_wal_bytes": "Bytes of the files of all write-ahead logs below a local root.",
+    "sparklog_publish_interval_seconds": (
+        "The present interval between two publications of a topic, which many busy topics stretch."
+    ),
     "sparklog_publish_lag_records": "Records of a topic that are not yet in its table.",
     "sparklog_publish_lag_seconds": (
         "Age of the oldest record of a topic that is not yet in its table."

@@ -1,0 +1,118 @@
+"""The budget of puts: what flushes and publications wait."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sparklog.broker.log.publish_loop import PublishPace
+from sparklog.broker.log.put_budget import PutBudget
+from sparklog.clock import ManualClock
+from tests.support.brokers import Rig, publishing
+
+
+def flush_times(budget: PutBudget, *, every: float, seconds: float) -> list[float]:
+    """Returns when flushes start if a record comes in these intervals."""
+    times: list[float] = []
+    now = 0.0
+    while now < seconds:
+        now += max(budget.flush_wait_seconds(now), 0.0)
+        budget.note_flush(now)
+        times.append(now)
+        now += every
+    return times
+
+
+def rate(times: list[float]) -> float:
+    """Returns the flushes per second in the second half of the time."""
+    half = times[-1] / 2
+    return sum(each > half for each in times) / half
+
+
+@pytest.mark.parametrize(
+    ("every", "least", "most"),
+    [(0.001, 5.0, 8.0), (0.1, 4.0, 8.0), (0.5, 1.8, 2.1), (5.0, 0.1, 0.3)],
+)
+def test_flushes_stay_within_the_share_of_the_log(every: float, least: float, most: float) -> None:
+    """Promise: 40 % of 20 puts a second, however fast records arrive; few records hardly wait."""
+    budget = PutBudget(20.0, longest_wait_seconds=0.25)
+    assert least <= rate(flush_times(budget, every=every, seconds=60.0)) <= most
+
+
+def test_acks_slow_down_smoothly() -> None:
+    """Promise: no two flushes in a row differ by a step, and none waits longer than the most."""
+    budget = PutBudget(20.0, longest_wait_seconds=0.25)
+    times = flush_times(budget, every=0.001, seconds=30.0)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert max(gaps) <= 0.25
+    assert all(abs(after - before) < 0.02 for before, after in itertools.pairwise(gaps))
+
+
+def test_a_tiny_budget_is_kept() -> None:
+    """Promise: a budget of one put a second acks and publishes; flushes wait longer than usual."""
+    budget = PutBudget(1.0, longest_wait_seconds=0.25)
+    assert 0.3 < rate(flush_times(budget, every=0.001, seconds=120.0)) < 0.45
+    assert budget.publish_seconds(5, 120.0) == pytest.approx(10.0, abs=0.5)
+
+
+def test_an_idle_broker_puts_at_once() -> None:
+    """Promise: a budget keeps no debts: after a pause, the next record does not wait."""
+    budget = PutBudget(1.0, longest_wait_seconds=0.25)
+    assert budget.flush_wait_seconds(0.0) < 0
+    last = flush_times(budget, every=0.001, seconds=60.0)[-1]
+    assert budget.flush_wait_seconds(last + 0.001) > 2
+    assert budget.flush_wait_seconds(last + 2.5) <= 0
+
+
+def test_tables_get_what_the_log_leaves() -> None:
+    """Promise: at least half of the budget, and 90 % while no record is written."""
+    budget = PutBudget(20.0, longest_wait_seconds=0.25)
+    assert budget.publish_seconds(180, 0.0) == pytest.approx(10.0)
+    for number in range(1_000):  # full flushes do not wait
+        budget.note_flush(number / 100)
+    assert budget.publish_seconds(180, 10.0) == pytest.approx(18.0)
+
+
+def test_the_interval_of_publishing_is_told() -> None:
+    """A hundred topics of four partitions are published as often as 18 puts a second allow."""
+    budget = PutBudget(20.0, longest_wait_seconds=0.25)
+    pace = PublishPace(10.0, ManualClock(), budget)
+    assert pace.interval_seconds(500, 0.25) == 10.0
+    assert pace.expected_seconds(5, 0.25) == 10.0
+    assert pace.expected_seconds(500, 0.25) == pytest.approx(500 / 18)
+    assert pace.expected_seconds(10_000, 0.25) == pytest.approx(10_000 / 18), "no bound, as for CPU"
+
+
+def test_tables_save_no_puts_for_a_burst() -> None:
+    """Promise: after an hour without records, a second's worth of puts is left."""
+    budget = PutBudget(20.0, longest_wait_seconds=0.25)
+    assert budget.puts_for_tables(0.0) == pytest.approx(18.0)
+    assert budget.puts_for_tables(3_600.0) == pytest.approx(18.0)
+    budget.note_published(100)
+    assert budget.puts_for_tables(3_601.0) == pytest.approx(-64.0)
+
+
+@pytest.mark.rig(topics={f"t{number}": 4 for number in range(10)})
+def test_topics_take_turns_within_the_budget(rig: Rig, clock: ManualClock) -> None:
+    """Promise: each topic has its turn, whatever others request, and though some fail."""
+    budget = PutBudget(10.0, longest_wait_seconds=0.25)
+    loop = publishing(rig, pace=PublishPace(1.0, clock, budget))
+    topics = rig.led_partitions.topics()
+    failing, requested, *waiting = topics
+    for tick in range(600):
+        loop._backoff.failed(failing.topic_id)
+        if tick % 5 == 0:
+            for topic in topics:
+                for partition in range(4):
+                    rig.append(["a"], topic=topic.name, partition=partition)
+        rig.led_partitions.backlog.request(requested)
+        loop.tick()
+        clock.advance(0.1)
+    versions = {topic.name: topic.table.snapshot.version for topic in topics}
+    rounds = [versions[topic.name] for topic in waiting]
+    assert max(rounds) - min(rounds) <= 1
+    assert sum(rounds) * 5 <= 60 * 9 + 5 * len(waiting), "the versions that create tables count too"
+    assert sum(rounds) * 5 >= 60 * 9 * 0.8
+    assert versions[requested.name] > 2 * max(rounds)
+    assert versions[failing.name] == min(versions.values())
