@@ -15,6 +15,7 @@ from sparklog.security import users
 from sparklog.security.acl import Acl
 from sparklog.security.credentials import Security
 from sparklog.security.policies import with_ca
+from sparklog.security.quota import QuotaKey
 from sparklog.security.quotas import changed, entity_of
 from sparklog.security.state import Mode
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, TlsSettings
@@ -76,8 +77,16 @@ def follow_acls(agent: Agent, *acls: Acl, mode: Mode = Mode.ENFORCE) -> None:
 
 def set_quota(agent: Agent, parts: Mapping[str, str | None], **values: float | None) -> None:
     """Changes quotas of an entity, and has the broker go by them."""
-    change_users(LocalStore(Path(agent.settings.root)), changed(entity_of(parts), values))
-    see(agent)
+    entity = entity_of(parts)
+    wanted = {key: None if value is None else float(value) for key, value in values.items()}
+    change_users(LocalStore(Path(agent.settings.root)), changed(entity, wanted))
+
+    def is_in_force() -> bool:
+        see(agent)
+        found = agent._access.quotas._seen.get(entity, {})
+        return all(found.get(QuotaKey(key)) == value for key, value in wanted.items())
+
+    wait_until(is_in_force, "the quota is in force")
 
 
 def forget_use(agent: Agent) -> None:
