@@ -216,9 +216,13 @@ class VersionChain(Generic[_State, _Delta]):
         )
 
     def _adopt(self, look: _Look[_State]) -> _State:
-        """Stores the result of `look`, unless another thread's is newer."""
+        """Stores the result of `look`, unless another thread's is newer.
+
+        A probe that is misled finds too old a version, and none finds one that does not exist. So
+        a later version counts, although a listing that has missed it may have begun later.
+        """
         with self._lock:
-            if self._look.precedes(look):
+            if self._look.precedes(look) or look.newest.version > self._look.newest.version:
                 self._look = look
             return self._look.newest
 

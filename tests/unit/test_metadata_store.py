@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from sparklog import errors
-from sparklog.clock import ManualClock
+from sparklog.clock import ManualClock, Moment
 from sparklog.storage.metadata.model import (
     BrokerKind,
     BrokerRegistration,
@@ -26,7 +26,7 @@ from sparklog.storage.objects import (
     Stat,
 )
 from sparklog.storage.objects.faults import Operation
-from sparklog.storage.version_chain import KEPT_SECONDS, LIST_SECONDS, LOOK_SECONDS
+from sparklog.storage.version_chain import KEPT_SECONDS, LIST_SECONDS, LOOK_SECONDS, _Look
 from tests.support.brokers import paths
 
 _EVERY = 20
@@ -382,6 +382,28 @@ def test_a_misled_probe_does_not_replace_a_listing(
     reader._store = store.view(other)
     assert (reader.refresh() if probe_first else reader.reload()) == meta.current
     assert other.is_running
+    assert reader.current == meta.current
+
+
+def test_a_listing_from_before_a_change_does_not_hide_it(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Promise: a look returns the version that it has read, not the older one of a listing."""
+    meta, reader = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)
+    meta.change(count_up)
+    before = reader.refresh()
+    clock.advance(1)
+    listed = _Look(before, Moment.now(clock), Moment.now(clock))
+    clock.advance(1)
+    meta.change(count_up)
+
+    class Other(NoFaults):
+        def before(self, operation: Operation, path: str, /) -> None:
+            if path == f"meta/{3:020d}.json":
+                assert reader._adopt(listed) == before
+
+    reader._store = store.view(Other())
+    assert reader.refresh() == meta.current
     assert reader.current == meta.current
 
 
