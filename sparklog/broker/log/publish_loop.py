@@ -7,6 +7,7 @@ that has failed to flush, ends the broker.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -136,39 +137,32 @@ class PublishLoop:
         waiting = self._led_partitions.backlog.waiting_objects
         share = _PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
         self.interval_seconds = self._pace.expected_seconds(waiting, share)
-        due = self._led_partitions.backlog.due(
-            interval_seconds=self._pace.interval_seconds(waiting, share),
-            publish_bytes=self._publish_bytes,
-        )
-        self._publish_all(self._affordable(due))
+        self._publish_all(self._due(self._pace.interval_seconds(waiting, share)))
 
-    def _affordable(self, due: Sequence[Topic]) -> Sequence[Topic]:
-        """Leaves out topics that have only waited, while the budget has no puts for them.
+    def _due(self, interval_seconds: float) -> Sequence[Topic]:
+        """Returns the topics to publish now, with a budget only those that it has puts for.
 
-        They are in the order in which their waits began, so each has its turn. Topics that were
-        requested, or have many records, are published at once. They take no puts from the others,
-        which a client that requests one topic again and again could otherwise stop.
+        Topics that have only waited are in the order in which their waits began, so each has its
+        turn. Topics that were requested, or have many records, are published at once. They take no
+        puts from the others, which a client that requests one topic again and again could otherwise
+        stop.
         """
+        due = functools.partial(self._led_partitions.backlog.due, publish_bytes=self._publish_bytes)
         left = self._pace.objects_now()
         if left == math.inf:
-            return due
-        urgent = {
-            topic.topic_id
-            for topic in self._led_partitions.backlog.due(
-                interval_seconds=math.inf, publish_bytes=self._publish_bytes
-            )
-        }
-        found: list[Topic] = []
-        for topic in due:
-            if self._is_occupied(topic):
-                continue
-            if topic.topic_id not in urgent:
-                if left <= 0:
-                    continue
+            return due(interval_seconds=interval_seconds)
+        found = due(interval_seconds=math.inf)
+        if left <= 0:  # nearly always while many topics wait: they are not looked at
+            return found
+        urgent = {topic.topic_id for topic in found}
+        for topic in due(interval_seconds=interval_seconds):
+            if left <= 0:
+                break
+            if topic.topic_id not in urgent and not self._is_occupied(topic):
                 objects = 1 + _partitions(topic)
                 left -= objects
                 self._pace.note_objects(objects)
-            found.append(topic)
+                found.append(topic)
         return found
 
     def _is_occupied(self, topic: Topic) -> bool:
