@@ -80,12 +80,12 @@ def objectstore(options: BenchOptions) -> list[Measurement]:
 
 def objectstore_wide(options: BenchOptions) -> list[Measurement]:
     """Startup with many topics, and the requests of their broker."""
-    return [*_many_idle_topics(options)]
+    return list(_many_idle_topics(options))
 
 
 def cost(options: BenchOptions) -> list[Measurement]:
     """Dollars per month of a broker without topics and with busy ones; acks and table lag."""
-    return [*_costs(options)]
+    return list(_costs(options))
 
 
 def _costs(options: BenchOptions) -> Iterator[Measurement]:

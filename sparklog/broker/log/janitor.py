@@ -290,11 +290,10 @@ class Janitor:
         try:
             self._try(topic, state, "keys", self._compact_keys, should_stop)
             self._maintain(topic, state, should_stop)
+            if state.disordered is not None:
+                self._try(topic, state, "sort", self._sort_files, should_stop)
         except SyncFailed as error:
             self._failure = error
-            return
-        if state.disordered is not None:
-            self._sort_beside(topic, state, should_stop)
 
     def _sort_beside(
         self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
