@@ -144,7 +144,7 @@ class StagedBatches:
         appends = [self._prepare(section, staged, staged.kind) for section in staged.sections]
         if not appends:
             return AppendStagedReply(ranges={})
-        staged.check_files(self._store, staged.sections)
+        self._check_files(staged, staged.sections)
         reply = self._submit(staged.sections, appends)
         if self._has_others() or self._has_part(staged):
             # Once its partitions have several leaders, only a receipt shows that it was published.
@@ -245,7 +245,7 @@ class StagedBatches:
             # leader would reject is better rejected by the first.
             for section in staged.sections:
                 self._check_records(section)
-            staged.check_files(self._store, missing)
+            self._check_files(staged, missing)
             reply = self._submit(missing, [self._prepare(each, staged, kind) for each in missing])
             for name, of_topic in reply.ranges.items():
                 ranges.setdefault(name, {}).update(of_topic)
@@ -275,6 +275,20 @@ class StagedBatches:
             raise _outdated(batch_id, newest)
 
     # -------------------------------------------------------------------------- checks
+
+    def _check_files(self, staged: manifest.Manifest, sections: Sequence[Section]) -> None:
+        """Checks that the files of the sections are there.
+
+        Raises what `Manifest.check_files` raises, and `MetadataChanged` if topics of the batch have
+        been deleted since it was read: a sweep removes their rows.
+        """
+        try:
+            staged.check_files(self._store, sections)
+        except errors.MissingObject:
+            newest = MetadataStore(self._store, clock=self._clock).reload().topics
+            if staged.topics_gone(manifest.destinations(newest)):
+                raise errors.MetadataChanged from None
+            raise
 
     def _check_not_outdated(self, batch_id: BatchId) -> None:
         """Raises `BadRequest` for an unknown batch that is older than its query's newest.

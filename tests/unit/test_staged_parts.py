@@ -342,6 +342,26 @@ def test_a_topic_that_is_deleted_while_its_rows_are_staged(driver: Driver) -> No
     assert driver.files() == ["rows"]
 
 
+def test_a_topic_that_is_deleted_while_its_batch_is_checked(
+    members: Members, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep removes its staged rows, which are not lost: the driver asks again, and fails by name."""
+    first, second = members
+    path = driver.decide(_everywhere("a"))
+    list_after = second.broker.staged._store.list_after
+
+    def delete_and_list(prefix: str, *given: Any, **more: Any) -> Any:
+        monkeypatch.undo()
+        first.broker.topics.delete("t")
+        driver.store.delete([f"{prefix}/{stat.name}" for stat in driver.store.list_after(prefix)])
+        return list_after(prefix, *given, **more)
+
+    monkeypatch.setattr(second.broker.staged._store, "list_after", delete_and_list)
+    with pytest.raises(errors.MetadataChanged):
+        second.broker.staged.append(AppendStaged(manifest=path))
+    assert driver.files() == []
+
+
 def test_a_broker_that_is_behind_does_not_judge(members: Members, driver: Driver) -> None:
     """A topic that it does not know yet is not one that is gone: the driver asks again."""
     first, second = members
