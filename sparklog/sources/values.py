@@ -11,7 +11,7 @@ Depending on `badValues`, it becomes null (`null`), null with its bytes in a sep
 (`column`), or ends the read (`error`).
 
 A JSON field type is handled in four places: `_KNOWN_TYPES` here, `json_reader._PYTHON_TYPES`,
-`json_object._LEAF_DECODERS` and `json_columns`.
+`json_rules._LEAF_DECODERS` and `arrow_columns`, all of `formats.values`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog import arrow, errors
-from sparklog.sources.json_columns import Mask
-from sparklog.sources.json_reader import object_reader
+from sparklog.formats.values.arrow_columns import Mask
+from sparklog.formats.values.json_reader import object_reader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

@@ -1,4 +1,4 @@
-"""`sparklog.sources.json_inference`: columns for fields that no schema names."""
+"""Columns for fields of JSON objects that no schema names."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from sparklog import errors
-from sparklog.sources.json_inference import (
+from sparklog.formats.values.inference import (
     INFERRED_DEPTH,
     INFERRED_FIELDS,
     FieldFinder,
     Kind,
-    ddl_of,
     find_fields,
     kind_of,
     merged,
     merged_fields,
-    with_new_fields,
 )
-from sparklog.sources.json_object import ObjectDecoder
+from sparklog.formats.values.json_rules import ObjectDecoder
+from sparklog.sources.json_inference import ddl_of, with_new_fields
 from sparklog.sources.values import json_type
 
 _EMPTY = pa.struct([])

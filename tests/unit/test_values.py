@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from pyspark.sql import types
 
 from sparklog import errors
-from sparklog.sources import json_reader
-from sparklog.sources.json_columns import to_column
+from sparklog.formats.values import json_reader
+from sparklog.formats.values.arrow_columns import to_column
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
 
 MICROS = pa.timestamp("us", "UTC")

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.display import counted
+from sparklog.formats.values.inference import Kind, find_fields, merged_fields
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, fair_shares, range_of
 from sparklog.jobs.running import echo, progress, spark_error_kinds
 from sparklog.jobs.table_writing.rows import BAD, INTERNAL, ORIGIN, Shape, dead_letters
@@ -34,7 +35,7 @@ from sparklog.jobs.table_writing.schemas import (
 from sparklog.jobs.table_writing.table import Table
 from sparklog.jobs.targets import Target
 from sparklog.jobs.windows import Checkpoint, Head, Window
-from sparklog.sources.json_inference import Kind, find_fields, merged_fields, with_new_fields
+from sparklog.sources.json_inference import with_new_fields
 from sparklog.sources.values import json_type
 
 if TYPE_CHECKING:

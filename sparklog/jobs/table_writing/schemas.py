@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparklog import errors
-from sparklog.sources.json_inference import Kind, is_usable
+from sparklog.formats.values.ddl import is_usable
+from sparklog.formats.values.inference import Kind
 from sparklog.sources.values import json_type
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sparklog import errors
+from sparklog.formats.values.ddl import quoted
 from sparklog.jobs.running import spark_error_kinds
 from sparklog.jobs.table_writing.rows import BAD, DELETED, INTERNAL, ORDER
 from sparklog.jobs.table_writing.schemas import check_fits, has_fields
-from sparklog.sources.json_inference import ddl_of, quoted
+from sparklog.sources.json_inference import ddl_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -2,7 +2,7 @@
 
 - msgspec decodes each value straight to the fields of the schema. It accepts a subset of what
   Spark accepts.
-- A value that msgspec rejects is decoded again by the complete rules (`json_object`), which take
+- A value that msgspec rejects is decoded again by the complete rules (`json_rules`), which take
   about ten times as long: numbers in STRING fields, `NaN`, unusual times, and bad values.
 - Each value is decoded separately, so no value affects another.
 
@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sparklog.sources.json_columns import Mask, to_column
-from sparklog.sources.json_object import (
+from sparklog.formats.values.arrow_columns import Mask, to_column
+from sparklog.formats.values.json_rules import (
     JsonNumber,
     ObjectDecoder,
     ValueMismatch,

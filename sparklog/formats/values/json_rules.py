@@ -12,7 +12,7 @@
 - Nesting is limited by Python's recursion limit, about 1,000 levels, as in Spark (Jackson's
   `maxNestingDepth`).
 
-Values are decoded to the Python types that `json_columns` expects. A value that does not fit raises
+Values are decoded to the Python types that `arrow_columns` expects. A value that does not fit raises
 `ValueMismatch`.
 """
 
@@ -62,7 +62,7 @@ _DDL_NAMES: Final = {
 }
 
 Decode: TypeAlias = Callable[[Any], Any]
-"""Converts a value parsed by `json`, numbers as `JsonNumber`, to one of `json_columns`."""
+"""Converts a value parsed by `json`, numbers as `JsonNumber`, to one of `arrow_columns`."""
 
 
 class ValueMismatch(Exception):
