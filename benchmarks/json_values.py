@@ -23,8 +23,8 @@ import pyarrow.json as pj
 from benchmarks.progress import doing
 from sparklog.bench.report import BenchOptions, Measurement
 from sparklog.formats.json_values import pack
-from sparklog.formats.values.json_rules import ObjectDecoder
 from sparklog.formats.values.json_reader import object_reader
+from sparklog.formats.values.json_rules import ObjectDecoder
 
 _ROWS: Final = 100_000
 _RUNS: Final = 3

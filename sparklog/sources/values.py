@@ -10,7 +10,7 @@ A null value (a tombstone) is null in every format and not bad. A bad value is b
 Depending on `badValues`, it becomes null (`null`), null with its bytes in a separate column
 (`column`), or ends the read (`error`).
 
-A JSON field type is handled in four places: `_KNOWN_TYPES` here, `json_reader._PYTHON_TYPES`,
+A JSON field type is handled in four places: `_KNOWN_TYPES` here, `msgspec_types._PYTHON_TYPES`,
 `json_rules._LEAF_DECODERS` and `arrow_columns`, all of `formats.values`.
 """
 
@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog import arrow, errors
-from sparklog.formats.values.arrow_columns import Mask
+from sparklog.formats.values.checks import Mask, utf8_texts
 from sparklog.formats.values.json_reader import object_reader
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class ValueParser:
     def _decoded(self, values: pa.BinaryArray) -> tuple[pa.Array, Mask]:
         if self.format is ValueFormat.BINARY:
             return values, np.zeros(len(values), np.bool_)
-        found, bad = _texts(values)
+        found, bad = utf8_texts(values)
         if self.format is ValueFormat.JSON:
             found, unfit = object_reader(self.kind).read(found)
             bad |= unfit
@@ -156,25 +156,6 @@ def _check_type(kind: DataType, path: str) -> None:
 
 def _refused(path: str, reason: str) -> errors.BadOption:
     return errors.BadOption(option="valueSchema", value=path, reason=reason)
-
-
-# ------------------------------------------------------------------------------ UTF-8
-
-
-def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, Mask]:
-    """Returns the values as strings, null for invalid UTF-8, and a mask of the invalid ones."""
-    try:
-        return values.cast(pa.string()), np.zeros(len(values), np.bool_)
-    except pa.ArrowInvalid:
-        bad = np.array([not _is_utf8(value) for value in values.to_pylist()], np.bool_)
-        return _where(~bad, values).cast(pa.string()), bad
-
-
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        return value is None or value.decode() is not None
-    except UnicodeDecodeError:
-        return False
 
 
 def _bytes_of(values: pa.BinaryArray, bad: Mask) -> pa.BinaryArray:

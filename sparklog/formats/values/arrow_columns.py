@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -27,8 +27,6 @@ import pyarrow.compute as pc
 
 from sparklog import arrow
 from sparklog.limits import TIMESTAMP_MAX_US, TIMESTAMP_MIN_US
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _DAY_MIN: Final = TIMESTAMP_MIN_US // 86_400_000_000
 _DAY_MAX: Final = TIMESTAMP_MAX_US // 86_400_000_000
@@ -73,18 +71,18 @@ def _build(values: Sequence[Any], kind: pa.DataType, validity: pa.Buffer | None)
         keys = to_column([*chain.from_iterable(values)], kind.key_type)
         items = to_column([item for each in values for item in each.values()], kind.item_type)
         fields = [kind.key_field, kind.item_field]
-        buffers = [_offsets(values)]
+        buffers = [list_offsets(values)]
         children = [pa.StructArray.from_arrays([keys, items], fields=fields)]
     elif pa.types.is_list(kind):
-        buffers = [_offsets(values)]
+        buffers = [list_offsets(values)]
         children = [to_column([*chain.from_iterable(values)], kind.value_type)]
     elif pa.types.is_string(kind):
         text = "".join(values)
         if not text.isascii():
             values = [value.encode() for value in values]
-        buffers = [_offsets(values), text.encode()]
+        buffers = [list_offsets(values), text.encode()]
     elif pa.types.is_binary(kind):
-        buffers = [_offsets(values), b"".join(values)]
+        buffers = [list_offsets(values), b"".join(values)]
     elif pa.types.is_boolean(kind):
         buffers = [np.packbits(np.array(values, np.bool_), bitorder="little")]
     elif pa.types.is_decimal(kind):
@@ -105,7 +103,8 @@ def _fields(rows: Sequence[Any], kind: pa.StructType) -> list[pa.Array]:
     return [to_column(each, field.type) for each, field in zip(columns, kind, strict=True)]
 
 
-def _offsets(values: Sequence[Any]) -> npt.NDArray[np.int32]:
+def list_offsets(values: Sequence[Any]) -> npt.NDArray[np.int32]:
+    """Returns where each value begins and ends, counted in elements from 0."""
     offsets = np.zeros(len(values) + 1, np.int32)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     return offsets

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -85,7 +85,7 @@ class _Token(NamedTuple):
     kind: str
     text: str
     at: int
-    """Where it begins, in characters from 0."""
+    """The index of its first character."""
 
 
 def parse(text: str) -> list[pa.Field]:
@@ -150,9 +150,9 @@ class _Parser:
 
     def columns(self) -> list[pa.Field]:
         """Parses the whole text."""
-        fields = self._fields("", 1, "end")
+        fields = self._fields("", 1)
         if self._token.kind != "end":
-            self._fail(self._token.at, "a comma or the end must follow a column")
+            raise self._error(self._token.at, "a comma or the end must follow a column")
         return fields
 
     # ------------------------------------------------------------------------------ tokens
@@ -162,7 +162,7 @@ class _Parser:
         if found is not None:
             self._at = found.end()
             kind = found.lastgroup or ""
-            # of what is quoted, the quote itself is the beginning
+            # a quoted name begins with its quote
             at = found.start(kind) - (kind == "quoted")
             return _Token(kind, found[kind], at)
         blank = _END.match(self._text, self._at)
@@ -170,9 +170,8 @@ class _Parser:
         if blank.end() == len(self._text):
             return _Token("end", "", blank.end())
         shown = self._text[blank.end()]
-        if shown == "`":
-            self._fail(blank.end(), "the backquote is not closed")
-        self._fail(blank.end(), f"{shown!r} is unexpected; write unusual names in backquotes")
+        reason = f"{shown!r} is unexpected; write unusual names in backquotes"
+        raise self._error(blank.end(), "the backquote is not closed" if shown == "`" else reason)
 
     def _next(self) -> _Token:
         token, self._token = self._token, self._scanned()
@@ -186,15 +185,15 @@ class _Parser:
 
     def _expect(self, sign: str, after: str) -> None:
         if not self._takes(sign):
-            self._fail(self._token.at, f"{sign!r} is missing after {after}")
+            raise self._error(self._token.at, f"{sign!r} is missing after {after}")
 
-    def _fail(self, at: int, reason: str, path: str = "") -> NoReturn:
+    def _error(self, at: int, reason: str, path: str = "") -> InvalidDdl:
         where = f"{path}: " if path else ""
-        raise InvalidDdl(f"{where}{reason} (character {at + 1})")
+        return InvalidDdl(f"{where}{reason} (character {at + 1})")
 
     # ------------------------------------------------------------------------------ grammar
 
-    def _fields(self, path: str, depth: int, end: str) -> list[pa.Field]:
+    def _fields(self, path: str, depth: int) -> list[pa.Field]:
         """Parses the columns, or the fields of a STRUCT, which has at least one."""
         known: set[str] = set()
         fields = []
@@ -206,29 +205,29 @@ class _Parser:
             if self._token.kind == "word":
                 clause = self._token.text.upper()
                 reason = _CLAUSES.get(clause, f"{clause} is unexpected")
-                self._fail(self._token.at, reason, inside)
+                raise self._error(self._token.at, reason, inside)
             if not self._takes(","):
                 return fields
 
     def _name(self, path: str, known: set[str]) -> tuple[str, str]:
         token = self._next()
         if token.kind not in ("word", "quoted"):
-            self._fail(token.at, "the name of a column or field is missing", path)
+            raise self._error(token.at, "the name of a column or field is missing", path)
         name = token.text.replace("``", "`") if token.kind == "quoted" else token.text
         inside = f"{path}.{name}" if path else name
         if not (is_usable(name) and _is_text(name)):
-            self._fail(token.at, f"Delta does not accept the name {name!r}", path)
+            raise self._error(token.at, f"Delta does not accept the name {name!r}", path)
         if name.lower() in known:
-            self._fail(token.at, "the name is used twice; its case does not matter", inside)
+            raise self._error(token.at, "the name is used twice; its case does not matter", inside)
         known.add(name.lower())
         return name, inside
 
     def _type(self, path: str, depth: int) -> pa.DataType:
         token = self._next()
         if token.kind != "word":
-            self._fail(token.at, f"a type is missing. Allowed are {_ALLOWED}", path)
+            raise self._error(token.at, f"a type is missing. Allowed are {_ALLOWED}", path)
         if depth > MAX_DEPTH:
-            self._fail(token.at, f"types are nested deeper than {MAX_DEPTH} levels", path)
+            raise self._error(token.at, f"types are nested deeper than {MAX_DEPTH} levels", path)
         written = token.text.upper()
         name = _SYNONYMS.get(written, written)
         if name in _NESTED:
@@ -238,12 +237,14 @@ class _Parser:
             return kind
         self._leaves += 1
         if self._leaves > MAX_LEAVES:
-            self._fail(token.at, f"there are more than {MAX_LEAVES} columns and nested fields", path)
+            raise self._error(
+                token.at, f"there are more than {MAX_LEAVES} columns and nested fields", path
+            )
         if name == "DECIMAL":
             return self._decimal(path)
         if name not in _LEAVES:
             reason = _INSTEAD.get(name, f"allowed are {_ALLOWED}")
-            self._fail(token.at, f"{written} is not supported: {reason}", path)
+            raise self._error(token.at, f"{written} is not supported: {reason}", path)
         return _LEAVES[name]
 
     def _decimal(self, path: str) -> pa.DataType:
@@ -255,13 +256,15 @@ class _Parser:
             self._expect(")", "the digits of DECIMAL")
         precision, scale = digits
         if not 1 <= precision <= 38 or scale > precision:
-            self._fail(at, "DECIMAL has 1 to 38 digits, and no more of them in the fraction", path)
+            raise self._error(
+                at, "DECIMAL has 1 to 38 digits, and no more of them in the fraction", path
+            )
         return pa.decimal128(precision, scale)
 
     def _number(self, path: str) -> int:
         token = self._next()
         if token.kind != "number" or len(token.text) > 4:
-            self._fail(token.at, "a number of digits is missing", path)
+            raise self._error(token.at, "a number of digits is missing", path)
         return int(token.text)
 
     def _array(self, path: str, depth: int) -> pa.DataType:
@@ -270,12 +273,12 @@ class _Parser:
     def _map(self, path: str, depth: int) -> pa.DataType:
         at = self._token.at
         if not pa.types.is_string(self._type(path, depth)):
-            self._fail(at, "the keys of a MAP are STRING, as in JSON", path)
+            raise self._error(at, "the keys of a MAP are STRING, as in JSON", path)
         self._expect(",", "the key type of MAP")
         return pa.map_(pa.string(), self._type(f"{path}{{}}", depth))
 
     def _struct(self, path: str, depth: int) -> pa.DataType:
-        return pa.struct(self._fields(path, depth, ">"))
+        return pa.struct(self._fields(path, depth))
 
 
 _NESTED: Final[dict[str, Callable[[_Parser, str, int], pa.DataType]]] = {

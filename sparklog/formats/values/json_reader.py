@@ -13,19 +13,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sparklog.formats.values.arrow_columns import Mask, to_column
+from sparklog.formats.values.arrow_columns import to_column
+from sparklog.formats.values.checks import Mask
 from sparklog.formats.values.json_rules import (
     JsonNumber,
     ObjectDecoder,
     ValueMismatch,
     leaf_decoder,
 )
+from sparklog.formats.values.msgspec_types import leaf_type, python_type
 
 _BLOCK_ROWS: Final = 4_096
 _BLOCK_BYTES: Final = 32 * 1024 * 1024
@@ -104,41 +106,17 @@ def _decoder(kind: pa.StructType, *, checks_times: bool) -> Callable[[str], Any]
     """
     rules: dict[type, Callable[[Any], Any]] = {}
 
-    def python_type(kind: pa.DataType) -> Any:
-        if pa.types.is_struct(kind):
-            names = {f"f{number}": field.name for number, field in enumerate(kind)}
-            types = [python_type(field.type) | None for field in kind]
-            fields = [(name, each, None) for name, each in zip(names, types, strict=True)]
-            return msgspec.defstruct("Row", fields, rename=names, gc=False)
-        if pa.types.is_map(kind):
-            return dict[str, python_type(kind.item_type) | None]  # type: ignore[misc]
-        if pa.types.is_list(kind):
-            return list[python_type(kind.value_type) | None]  # type: ignore[misc]
-        if pa.types.is_integer(kind):
-            top = 1 << (kind.bit_width - 1)
-            return Annotated[int, msgspec.Meta(ge=-top, le=top - 1)]
+    def leaf(kind: pa.DataType) -> Any:
         if pa.types.is_decimal(kind) or (checks_times and pa.types.is_temporal(kind)):
             base = int if pa.types.is_decimal(kind) else str
             wanted = type("Leaf", (base,), {"__slots__": ()})
             rules[wanted] = leaf_decoder(kind)
             return wanted
-        return _PYTHON_TYPES[kind]
+        return leaf_type(kind)
 
     def convert(wanted: type, value: Any) -> Any:
         number = JsonNumber(value) if type(value) is int else value
         return wanted(rules[wanted](number))
 
-    decoder = msgspec.json.Decoder(python_type(kind), dec_hook=convert, float_hook=JsonNumber)
+    decoder = msgspec.json.Decoder(python_type(kind, leaf), dec_hook=convert, float_hook=JsonNumber)
     return decoder.decode
-
-
-_PYTHON_TYPES: Final[dict[pa.DataType, Any]] = {
-    pa.bool_(): bool,
-    pa.float32(): float,
-    pa.float64(): float,
-    pa.string(): str,
-    pa.binary(): bytes,
-    pa.date32(): str,
-    pa.timestamp("us", "UTC"): str,
-    pa.timestamp("us"): str,
-}

@@ -12,8 +12,8 @@
 - Nesting is limited by Python's recursion limit, about 1,000 levels, as in Spark (Jackson's
   `maxNestingDepth`).
 
-Values are decoded to the Python types that `arrow_columns` expects. A value that does not fit raises
-`ValueMismatch`.
+Values are decoded to the Python types that `arrow_columns` expects. A value that does not fit
+raises `ValueMismatch`.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ _TIME: Final = re.compile(
     rf"(?:\s*(?P<zone>{_ZONE}))?)?)?)?\s*",
     re.ASCII,
 )
+_UTC_NAMES: Final = frozenset(("Z", "UTC", "GMT"))
 _OFFSET: Final = re.compile(r"([+-])(\d{1,2})(?::?(\d\d))?(?::?(\d\d))?")
 _DATE: Final = re.compile(r"\s*(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ].*)?)?)?\s*", re.ASCII)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -70,12 +71,13 @@ class ValueMismatch(Exception):
 
     def __init__(self, value: object, wanted: str) -> None:
         self.path: list[str] = []
-        self._value = value
-        self._wanted = wanted
+        self.value = value
+        """As `parse` returned it."""
+        self.wanted = wanted
 
     def __str__(self) -> str:
         field = f"{'.'.join(self.path)}: " if self.path else ""
-        return f"{field}{_shown(self._value)} is not {self._wanted}"
+        return f"{field}{_shown(self.value)} is not {self.wanted}"
 
 
 def _shown(value: object) -> str:
@@ -103,7 +105,7 @@ class ObjectDecoder:
     """Decodes JSON objects of one type by the complete rules."""
 
     def __init__(self, kind: pa.StructType) -> None:
-        self._decode = _decoder_of(kind)
+        self._decode = decoder_of(kind, leaf_decoder)
 
     def decode(self, text: str) -> Any:
         """Returns the values of the object's fields, a tuple.
@@ -111,41 +113,63 @@ class ObjectDecoder:
         Raises `ValueMismatch` for text that does not fit, and `RecursionError` for text that is
         nested too deeply.
         """
-        trimmed = text.strip(_WHITESPACE)
-        try:
-            value, end = _scan(trimmed)
-        except ValueError:
-            raise ValueMismatch(text, "valid JSON") from None
-        if end < len(trimmed):
-            raise ValueMismatch(text, "a single JSON value")
-        return self._decode(value)
+        return self._decode(parse(text))
+
+
+def parse(text: str) -> Any:
+    """Returns the JSON value that the text consists of, numbers as `JsonNumber`.
+
+    Raises `ValueMismatch` for other text, and `RecursionError` for text that is nested too deeply.
+    """
+    trimmed = text.strip(_WHITESPACE)
+    try:
+        value, end = _scan(trimmed)
+    except ValueError:
+        raise ValueMismatch(text, "valid JSON") from None
+    if end < len(trimmed):
+        raise ValueMismatch(text, "a single JSON value")
+    return value
 
 
 def leaf_decoder(kind: pa.DataType) -> Decode:
     """Returns the decoder of a type that is not a struct, array or map."""
     if pa.types.is_decimal(kind):
-        return functools.partial(_decode_decimal, kind.precision, kind.scale)
+        return _unscaled_decoder(kind)
     if pa.types.is_integer(kind):
         top = 1 << (kind.bit_width - 1)
         return functools.partial(_decode_whole, range(-top, top), _DDL_NAMES[kind])
     return _LEAF_DECODERS[kind]
 
 
-def _decoder_of(kind: pa.DataType) -> Decode:
+def typed_leaf_decoder(kind: pa.DataType) -> Decode:
+    """Returns the decoder of a scalar type of a typed column. It differs from `leaf_decoder`:
+
+    - A TIMESTAMP has no named zone other than UTC and GMT, so that the result does not depend on
+      the time zone data of the machine.
+    - A DECIMAL becomes a `decimal.Decimal`.
+    """
+    if pa.types.is_decimal(kind):
+        return _decimal_decoder(kind)
+    is_timestamp = kind == pa.timestamp("us", "UTC")
+    return _decode_fixed_timestamp if is_timestamp else leaf_decoder(kind)
+
+
+def decoder_of(kind: pa.DataType, leaf: Callable[[pa.DataType], Decode]) -> Decode:
+    """Returns the decoder of a type, whose scalar types are decoded by `leaf`."""
     if pa.types.is_struct(kind):
-        return _struct_decoder(kind)
+        return _struct_decoder(kind, leaf)
     if pa.types.is_map(kind):
-        return _map_decoder(kind)
+        return _map_decoder(kind, leaf)
     if pa.types.is_list(kind):
-        return _list_decoder(kind)
-    return leaf_decoder(kind)
+        return _list_decoder(kind, leaf)
+    return leaf(kind)
 
 
 # ------------------------------------------------------------------------------ nested
 
 
-def _struct_decoder(kind: pa.StructType) -> Decode:
-    decoders = [(field.name, _decoder_of(field.type)) for field in kind]
+def _struct_decoder(kind: pa.StructType, leaf: Callable[[pa.DataType], Decode]) -> Decode:
+    decoders = [(field.name, decoder_of(field.type, leaf)) for field in kind]
 
     def decode(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -155,8 +179,8 @@ def _struct_decoder(kind: pa.StructType) -> Decode:
     return decode
 
 
-def _list_decoder(kind: pa.ListType) -> Decode:
-    inner = _decoder_of(kind.value_type)
+def _list_decoder(kind: pa.ListType, leaf: Callable[[pa.DataType], Decode]) -> Decode:
+    inner = decoder_of(kind.value_type, leaf)
 
     def decode(value: Any) -> Any:
         if not isinstance(value, list):
@@ -166,8 +190,8 @@ def _list_decoder(kind: pa.ListType) -> Decode:
     return decode
 
 
-def _map_decoder(kind: pa.MapType) -> Decode:
-    inner = _decoder_of(kind.item_type)
+def _map_decoder(kind: pa.MapType, leaf: Callable[[pa.DataType], Decode]) -> Decode:
+    inner = decoder_of(kind.item_type, leaf)
 
     def decode(value: Any) -> Any:
         if not isinstance(value, dict):
@@ -205,23 +229,35 @@ def _decode_whole(within: range, name: str, value: Any) -> int:
 
 
 def _decode_floating(name: str, value: Any) -> float:
+    if value == "-0" and type(value) is JsonNumber:
+        return 0.0  # a whole number, whose zero has no sign
     if type(value) is JsonNumber or (isinstance(value, str) and value in _NOT_FINITE):
         return float(value)
     raise ValueMismatch(value, f"a valid {name}")
 
 
-def _decode_decimal(precision: int, scale: int, value: Any) -> int:
-    """Returns the number times 10 to the power of `scale`."""
-    context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
-    digits = value.replace(",", "") if isinstance(value, str) else ""
-    try:
-        if not _DECIMAL.fullmatch(digits):
-            raise ValueError
-        unit = decimal.Decimal(1).scaleb(-scale)
-        rounded = decimal.Decimal(digits).quantize(unit, context=context)
-        return int(rounded.scaleb(scale, context=context))
-    except (ValueError, ArithmeticError):
-        raise ValueMismatch(value, f"a valid DECIMAL({precision},{scale})") from None
+def _decimal_decoder(kind: pa.Decimal128Type) -> Callable[[Any], decimal.Decimal]:
+    """Returns the decoder of a number, rounded to the digits of its type."""
+    context = decimal.Context(prec=kind.precision, rounding=decimal.ROUND_HALF_UP)
+    unit = decimal.Decimal(1).scaleb(-kind.scale, context)
+
+    def decode(value: Any) -> decimal.Decimal:
+        digits = value.replace(",", "") if isinstance(value, str) else ""
+        try:
+            if not _DECIMAL.fullmatch(digits):
+                raise ValueError
+            return decimal.Decimal(digits).quantize(unit, context=context)
+        except (ValueError, ArithmeticError):
+            wanted = f"a valid DECIMAL({kind.precision},{kind.scale})"
+            raise ValueMismatch(value, wanted) from None
+
+    return decode
+
+
+def _unscaled_decoder(kind: pa.Decimal128Type) -> Decode:
+    """Returns the decoder of a number to an int: the number times 10 to the power of its scale."""
+    rounded, context = _decimal_decoder(kind), decimal.Context(prec=kind.precision)
+    return lambda value: int(rounded(value).scaleb(kind.scale, context=context))
 
 
 def _decode_boolean(value: Any) -> bool:
@@ -280,7 +316,7 @@ def _decode_date(value: Any) -> str:
         raise ValueMismatch(value, "a valid DATE") from None
 
 
-def _decode_timestamp(value: Any) -> str:
+def _decode_timestamp(zone_of: Callable[[str], dt.tzinfo], value: Any) -> str:
     """Returns the time in UTC, with a `Z`."""
     try:
         if type(value) is str and _UTC_TIME.fullmatch(value):
@@ -290,7 +326,7 @@ def _decode_timestamp(value: Any) -> str:
             at = _EPOCH + dt.timedelta(seconds=int(value))
         else:
             at, zone = _time(value)
-            at = at.replace(tzinfo=_zone(zone) if zone else dt.UTC).astimezone(dt.UTC)
+            at = at.replace(tzinfo=zone_of(zone) if zone else dt.UTC).astimezone(dt.UTC)
         return f"{at.replace(tzinfo=None).isoformat()}Z"
     except (ValueError, OverflowError, LookupError, OSError):
         raise ValueMismatch(value, "a valid TIMESTAMP") from None
@@ -323,9 +359,17 @@ def _time(value: Any) -> tuple[dt.datetime, str | None]:
 
 def _zone(name: str) -> dt.tzinfo:
     """Returns the zone. Raises `ValueError`, `LookupError` or `OSError` if there is none."""
+    is_named = name != "Z" and _OFFSET.fullmatch(name) is None
+    return zoneinfo.ZoneInfo(name) if is_named else _fixed_zone(name)
+
+
+def _fixed_zone(name: str) -> dt.tzinfo:
+    """Returns the zone of an offset. Raises `ValueError` for another one."""
+    if name in _UTC_NAMES:
+        return dt.UTC
     found = _OFFSET.fullmatch(name)
     if found is None:
-        return dt.UTC if name == "Z" else zoneinfo.ZoneInfo(name)
+        raise ValueError
     hours, minutes, seconds = (int(each or 0) for each in found.groups()[1:])
     offset = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
     if minutes > 59 or seconds > 59:
@@ -340,6 +384,7 @@ _LEAF_DECODERS: Final[dict[pa.DataType, Decode]] = {
     pa.string(): _decode_string,
     pa.binary(): _decode_binary,
     pa.date32(): _decode_date,
-    pa.timestamp("us", "UTC"): _decode_timestamp,
+    pa.timestamp("us", "UTC"): functools.partial(_decode_timestamp, _zone),
     pa.timestamp("us"): _decode_timestamp_ntz,
 }
+_decode_fixed_timestamp: Final = functools.partial(_decode_timestamp, _fixed_zone)

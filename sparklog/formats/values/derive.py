@@ -1,0 +1,336 @@
+"""Derives typed columns from the values of records: JSON objects, by the rules of `json_rules`.
+
+- Each column is decoded alone. A field that is absent or null is null. One that does not fit is
+  null too, and the row's error names it.
+- A value is bad as a whole, and all its columns are null, if it is not UTF-8, not one JSON object,
+  nested deeper than 128 levels (`checks`), or needs far more memory than its size (`sizes`).
+- A null value is null in every column, and has no error.
+- The result depends on the bytes and the columns only: not on other rows, the time zone data of the
+  machine, or the depth of the caller's stack, as long as 400 frames are free.
+
+msgspec decodes a value straight to the fields. It accepts a subset of what the rules accept, with
+the same result. A value that it refuses is decoded field by field: by msgspec again, and a field
+that it refuses by the rules.
+"""
+
+from __future__ import annotations
+
+import decimal
+import functools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sparklog.formats.values import json_rules
+from sparklog.formats.values.checks import MAX_DEPTH, bytes_of, is_deep, may_be_deep, utf8_texts
+from sparklog.formats.values.json_rules import JsonNumber, ValueMismatch
+from sparklog.formats.values.msgspec_types import leaf_type, python_type, row_type
+from sparklog.formats.values.sizes import SLOT_BYTES_FACTOR, SlotLimit
+from sparklog.formats.values.typed_arrays import Build, builder_of
+
+ERROR_CHARACTERS: Final = 200
+
+NOT_UTF8: Final = "not UTF-8"
+NOT_JSON: Final = "not a single JSON value"
+NOT_OBJECT: Final = "not a JSON object"
+TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
+TOO_LARGE: Final = f"more than {SLOT_BYTES_FACTOR} times as large in columns"
+MISFIT: Final = "a field does not fit"
+
+_BLOCK_ROWS: Final = 1_024
+_BLOCK_BYTES: Final = 4 * 1024 * 1024
+"""Bounds of one block, which exists as Python objects before it becomes columns."""
+_SHOWN_CHARACTERS: Final = 40
+_REFUSALS: Final = (msgspec.MsgspecError, ValueError, ArithmeticError)
+"""`ArithmeticError`: an exponent that is too large for `decimal`."""
+
+
+class Derived(NamedTuple):
+    """The columns of some values."""
+
+    columns: list[pa.Array]
+    """One for each field, of its type."""
+    error: pa.StringArray
+    """Why a value does not fit, in up to `ERROR_CHARACTERS`; null if it fits or is null."""
+    bad_by_reason: Mapping[str, int]
+    """Rows with an error, by reason: one of those that this module names."""
+
+    @property
+    def bad_rows(self) -> int:
+        """The number of rows with an error."""
+        return sum(self.bad_by_reason.values())
+
+
+class Deriver:
+    """Derives the columns of one set of fields. Thread-safe."""
+
+    def __init__(self, fields: Sequence[pa.Field], *, paths: Sequence[str] | None = None) -> None:
+        """Compiles decoders, which takes milliseconds.
+
+        Args:
+            fields: the columns, of types that `ddl.parse` returns.
+            paths: the field of the JSON object that fills each column; the column's name by
+                default. Several columns may have the same.
+        """
+        self._fields = list(fields)
+        self._paths = [field.name for field in fields] if paths is None else list(paths)
+        kinds = [field.type for field in fields]
+        self._limit = SlotLimit(list(zip(self._paths, kinds, strict=True)))
+        columns = [
+            _column(number, *each)
+            for number, each in enumerate(zip(self._fields, self._paths, strict=True))
+        ]
+        self._layers = [_Layer(each) for each in _with_unique_paths(columns)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(Deriver, paths=self._paths), (self._fields,)
+
+    def derive(self, values: pa.BinaryArray) -> Derived:
+        """Returns the columns of these values. No bytes raise an error."""
+        blocks = [
+            _Block(block, self._limit).derived(self._fields, self._layers)
+            for block in _blocks(values)
+        ]
+        if len(blocks) == 1:
+            return blocks[0]
+        by_reason: Counter[str] = Counter()
+        for block in blocks:
+            by_reason.update(block.bad_by_reason)
+        columns = zip(*(block.columns for block in blocks), strict=True)
+        return Derived(
+            [*map(pa.concat_arrays, columns)],
+            pa.concat_arrays([block.error for block in blocks]),
+            by_reason,
+        )
+
+
+def _blocks(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
+    """Yields the values in order, in at least one block."""
+    _, offsets = bytes_of(values)
+    start = 0
+    while True:
+        fitting = int(np.searchsorted(offsets, offsets[start] + _BLOCK_BYTES, "right")) - 1
+        stop = min(len(values), start + _BLOCK_ROWS, max(fitting, start + 1))
+        yield values[start:stop]
+        start = stop
+        if start >= len(values):
+            return
+
+
+# ------------------------------------------------------------------------------ columns
+
+
+class _Column(NamedTuple):
+    number: int
+    name: str
+    path: str
+    kind: pa.DataType
+    decode: Callable[[msgspec.Raw], Any]
+    """msgspec's decoder of the field's JSON."""
+    decode_by_rules: json_rules.Decode
+    build: Build
+
+
+def _column(number: int, field: pa.Field, path: str) -> _Column:
+    wanted = python_type(field.type, _leaf) | None
+    decoder = msgspec.json.Decoder(wanted, float_hook=decimal.Decimal)
+    by_rules = json_rules.decoder_of(field.type, json_rules.typed_leaf_decoder)
+    build = builder_of(field.type)
+    return _Column(number, field.name, path, field.type, decoder.decode, by_rules, build)
+
+
+def _leaf(kind: pa.DataType) -> Any:
+    return Any if pa.types.is_decimal(kind) else leaf_type(kind)
+
+
+def _with_unique_paths(columns: Sequence[_Column]) -> list[list[_Column]]:
+    """Returns the columns in as few groups as possible, each path once in a group."""
+    layers: list[list[_Column]] = [[]]
+    seen: Counter[str] = Counter()
+    for column in columns:
+        depth = seen[column.path]
+        seen[column.path] += 1
+        if depth == len(layers):
+            layers.append([])
+        layers[depth].append(column)
+    return layers
+
+
+class _Layer:
+    """Columns of different fields, which msgspec decodes together."""
+
+    def __init__(self, columns: Sequence[_Column]) -> None:
+        self.columns = columns
+        self.row = row_type([(each.path, python_type(each.kind, _leaf)) for each in columns])
+        """A row: a cell for each column, in their order."""
+        self.decode = msgspec.json.Decoder(self.row, float_hook=decimal.Decimal).decode
+        raw_row = row_type([(each.path, msgspec.Raw) for each in columns])
+        self.decode_raw = msgspec.json.Decoder(raw_row).decode
+        """Returns a row whose cells are JSON."""
+
+
+# ------------------------------------------------------------------------------ a block
+
+
+class _Block:
+    """Values that are derived together."""
+
+    def __init__(self, values: pa.BinaryArray, limit: SlotLimit) -> None:
+        """Finds the values that are bad as a whole, other than those that are not JSON objects."""
+        self._values: list[bytes | None] = values.to_pylist()
+        """Without those that are bad as a whole."""
+        self._parsed: dict[int, dict[str, Any]] = {}
+        """Values that were parsed by the rules, by row."""
+        self._bad: dict[int, str] = {}
+        """The reasons of values that are bad as a whole, by row."""
+        self._misfits: dict[int, dict[int, ValueMismatch]] = {}
+        """Fields that do not fit, by row and number of the column."""
+        _, not_utf8 = utf8_texts(values)
+        if not_utf8.any():
+            for row in np.flatnonzero(not_utf8).tolist():
+                self._refuse(row, NOT_UTF8)
+        if (suspects := may_be_deep(values)) is not None:
+            for row in np.flatnonzero(suspects).tolist():
+                if (value := self._values[row]) is not None and is_deep(value):
+                    self._refuse(row, TOO_DEEP)
+        if limit.is_needed:
+            self._find_large(limit)
+
+    def _find_large(self, limit: SlotLimit) -> None:
+        for row, value in enumerate(self._values):
+            if value is not None and limit.may_exceed(value):
+                parsed = self._object(row)
+                if parsed is not None and limit.is_exceeded(len(value), parsed):
+                    self._refuse(row, TOO_LARGE)
+
+    def _refuse(self, row: int, reason: str) -> None:
+        self._bad[row] = reason
+        self._values[row] = None
+        self._parsed.pop(row, None)
+
+    def _object(self, row: int) -> dict[str, Any] | None:
+        """Returns a value parsed by the rules; None if it is not a JSON object."""
+        if row not in self._parsed and (value := self._values[row]) is not None:
+            try:
+                parsed = json_rules.parse(value.decode())
+            except ValueMismatch:
+                self._refuse(row, NOT_JSON)
+                return None
+            if not isinstance(parsed, dict):
+                self._refuse(row, NOT_OBJECT)
+                return None
+            self._parsed[row] = parsed
+        return self._parsed.get(row)
+
+    def derived(self, fields: Sequence[pa.Field], layers: Sequence[_Layer]) -> Derived:
+        """Returns the columns."""
+        columns: list[Any] = [None] * len(fields)
+        for layer in layers:
+            rows = self._decoded(layer)
+            cells: Any = [*zip(*map(msgspec.structs.astuple, rows), strict=True)]
+            cells = cells or [()] * len(layer.columns)  # there are no rows
+            for column, values in zip(layer.columns, cells, strict=True):
+                columns[column.number] = self._built(column, values)
+        reasons = Counter(self._bad.values())
+        if self._misfits:
+            reasons[MISFIT] = len(self._misfits)
+        return Derived(columns, self._errors([field.name for field in fields]), reasons)
+
+    # ------------------------------------------------------------------------------ decoding
+
+    def _decoded(self, layer: _Layer) -> list[msgspec.Struct]:
+        """Returns the rows, with nulls for values that are bad."""
+        rows: list[msgspec.Struct] = []
+        append, decode, nothing = rows.append, layer.decode, layer.row()
+        for value in self._values:
+            if value is None:
+                append(nothing)
+                continue
+            try:
+                append(decode(value))
+            except _REFUSALS:
+                append(self._decoded_by_field(layer, len(rows), value))
+        return rows
+
+    def _decoded_by_field(self, layer: _Layer, row: int, value: bytes) -> msgspec.Struct:
+        """Returns the row of a value that msgspec refuses to decode as a whole."""
+        try:
+            raws = msgspec.structs.astuple(layer.decode_raw(value))
+        except _REFUSALS:
+            parsed = self._object(row) or {}
+            cells = [self._ruled(each, row, parsed.get(each.path)) for each in layer.columns]
+        else:
+            cells = [
+                None if raw is None else self._cell(each, row, raw)
+                for each, raw in zip(layer.columns, raws, strict=True)
+            ]
+        return layer.row(*cells)
+
+    def _cell(self, column: _Column, row: int, raw: msgspec.Raw) -> Any:
+        """Returns the value of a field; None if it does not fit."""
+        try:
+            return column.decode(raw)
+        except _REFUSALS:
+            return self._ruled(column, row, json_rules.parse(bytes(raw).decode()))
+
+    def _ruled(self, column: _Column, row: int, parsed: Any) -> Any:
+        """Returns the value of a field by the rules; None, and notes it, if it does not fit."""
+        if parsed is None:
+            return None
+        try:
+            return column.decode_by_rules(parsed)
+        except ValueMismatch as mismatch:
+            self._misfits.setdefault(row, {})[column.number] = mismatch
+            return None
+
+    def _built(self, column: _Column, cells: Sequence[Any]) -> pa.Array:
+        misfits: set[int] = set()
+        rows = np.arange(len(cells), dtype=np.int32)
+        built = column.build(cells, rows, misfits)
+        if not misfits:
+            return built
+        patched = list(cells)
+        for row in misfits:
+            patched[row] = self._ruled(column, row, (self._object(row) or {}).get(column.path))
+        return column.build(patched, rows, set())
+
+    # ------------------------------------------------------------------------------ errors
+
+    def _errors(self, names: Sequence[str]) -> pa.StringArray:
+        if not (self._bad or self._misfits):
+            return pa.nulls(len(self._values), pa.string())
+        found: list[str | None] = [None] * len(self._values)
+        for row, by_number in self._misfits.items():
+            texts = [_text(names[number], by_number[number]) for number in sorted(by_number)]
+            found[row] = _cut("; ".join(texts), ERROR_CHARACTERS)
+        for row, reason in self._bad.items():
+            found[row] = reason
+        return pa.array(found, pa.string())
+
+
+def _text(name: str, mismatch: ValueMismatch) -> str:
+    inside = [_cut(each, _SHOWN_CHARACTERS) for each in mismatch.path]
+    text = f"{'.'.join((name, *inside))}: {_shown(mismatch.value)} is not {mismatch.wanted}"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _shown(value: Any) -> str:
+    """Returns the beginning of a parsed value's JSON."""
+    if isinstance(value, dict):
+        return "{…}"
+    if isinstance(value, list):
+        return "[…]"
+    if type(value) is JsonNumber:
+        return _cut(value, _SHOWN_CHARACTERS)
+    if isinstance(value, str):
+        return json.dumps(_cut(value, _SHOWN_CHARACTERS), ensure_ascii=False)
+    return json.dumps(value)
+
+
+def _cut(text: str, characters: int) -> str:
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"

@@ -1,0 +1,111 @@
+"""Bounds the memory that one record's columns take, in proportion to its size.
+
+`[{},{},…]` is three bytes for each element, which has a slot in every column of the element's
+type. A record whose slots need more than `SLOT_BYTES_FACTOR` × its size + `FREE_SLOT_BYTES` is bad
+as a whole. Strings are not counted, because a column never has more of them than the record.
+
+A slot counts as 8 bytes, that of a DECIMAL as 16. With these figures, an array of structs of up to
+twelve scalars cannot exceed the limit, and most types need no check.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+SLOT_BYTES_FACTOR: Final = 32
+FREE_SLOT_BYTES: Final = 64 * 1024
+
+_ELEMENT_BYTES: Final = len("{},")  # that an element of an array of structs takes at least
+_ENTRY_BYTES: Final = len('"":{},')
+_SLOT: Final = 8
+_SCALARS_FACTOR: Final = 8
+"""A bound for arrays of scalars: 16 bytes for a DECIMAL, of which two bytes are JSON."""
+_NULL_ELEMENT: Final = re.compile(rb"[\[,]\s*null")
+_NULL: Final = re.compile(rb"null")
+
+
+class SlotLimit:
+    """The check for records of some fields."""
+
+    def __init__(self, fields: Sequence[tuple[str, pa.DataType]]) -> None:
+        """Args:
+        fields: the field of the JSON object that fills each column, and the column's type.
+        """
+        self._fields = list(fields)
+        self._width = sum(_width(kind) for _, kind in fields)
+        self._widest = max((_widest(kind) for _, kind in fields), default=0)
+        """The width of the widest struct that can exceed the limit; 0: none can."""
+        has_map = any(_has_map(kind) for _, kind in fields)
+        self._null = _NULL if has_map else _NULL_ELEMENT
+
+    @property
+    def is_needed(self) -> bool:
+        """True if any record can exceed the limit."""
+        return self._widest > 0
+
+    def may_exceed(self, value: bytes) -> bool:
+        """Returns whether the record could exceed the limit, from counts of its bytes."""
+        size = len(value)
+        spare = _limit(size) - self._width - _SCALARS_FACTOR * size
+        if self._widest * size // _ELEMENT_BYTES <= spare:
+            return False
+        elements = value.count(b"{") + len(self._null.findall(value))
+        return self._widest * elements > spare
+
+    def is_exceeded(self, size: int, record: dict[str, Any]) -> bool:
+        """Returns whether the record exceeds the limit.
+
+        Args:
+            size: its size in bytes.
+            record: its fields, as `json_rules.parse` returns them.
+        """
+        slots = sum(_slot_bytes(kind, record.get(name)) for name, kind in self._fields)
+        return slots > _limit(size)
+
+
+def _limit(size: int) -> int:
+    return SLOT_BYTES_FACTOR * size + FREE_SLOT_BYTES
+
+
+def _width(kind: pa.DataType) -> int:
+    """Returns the bytes of a slot without the elements of arrays and maps."""
+    if pa.types.is_struct(kind):
+        return sum(_width(field.type) for field in kind)
+    return 2 * _SLOT if pa.types.is_decimal(kind) else _SLOT
+
+
+def _widest(kind: pa.DataType) -> int:
+    """Returns the width of the widest struct in an array or map that can exceed the limit, or 0."""
+    if pa.types.is_struct(kind):
+        return max(_widest(field.type) for field in kind)
+    if pa.types.is_map(kind):
+        width, least, inner = _SLOT + _width(kind.item_type), _ENTRY_BYTES, kind.item_type
+    elif pa.types.is_list(kind):
+        width, least, inner = _width(kind.value_type), _ELEMENT_BYTES, kind.value_type
+    else:
+        return 0
+    can_exceed = pa.types.is_struct(inner) and width > SLOT_BYTES_FACTOR * least
+    return max(width if can_exceed else 0, _widest(inner))
+
+
+def _has_map(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(_has_map(field.type) for field in kind)
+    return pa.types.is_map(kind) or (pa.types.is_list(kind) and _has_map(kind.value_type))
+
+
+def _slot_bytes(kind: pa.DataType, value: Any) -> int:
+    """Returns the bytes of a value's slots; of one that does not fit, those of a scalar."""
+    if value is None:
+        return _width(kind)
+    if pa.types.is_struct(kind) and isinstance(value, dict):
+        return sum(_slot_bytes(field.type, value.get(field.name)) for field in kind)
+    if pa.types.is_list(kind) and isinstance(value, list):
+        return _SLOT + sum(_slot_bytes(kind.value_type, each) for each in value)
+    if pa.types.is_map(kind) and isinstance(value, dict):
+        return _SLOT + sum(_SLOT + _slot_bytes(kind.item_type, each) for each in value.values())
+    return 2 * _SLOT if pa.types.is_decimal(kind) else _SLOT
