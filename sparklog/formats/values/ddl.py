@@ -14,7 +14,7 @@ exchanges, and every column and field is nullable.
 | ARRAY<t>, MAP<STRING, t>, STRUCT<name: t, ...> | list, map, struct |
 
 Keywords are case-insensitive. A name with characters other than ASCII letters, digits and `_` is
-written in backquotes; the colon after the name of a field is optional.
+written in backquotes; the colon after a name is optional.
 """
 
 from __future__ import annotations
@@ -199,8 +199,7 @@ class _Parser:
         fields = []
         while True:
             name, inside = self._name(path, known)
-            if path:
-                self._takes(":")
+            self._takes(":")
             fields.append(pa.field(name, self._type(inside, depth)))
             if self._token.kind == "word":
                 clause = self._token.text.upper()

@@ -25,7 +25,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from sparklog import arrow
 from sparklog.formats.values import json_rules
 from sparklog.formats.values.checks import MAX_DEPTH, bytes_of, is_deep, may_be_deep, utf8_texts
 from sparklog.formats.values.json_rules import JsonNumber, ValueMismatch
@@ -45,9 +47,12 @@ MISFIT: Final = "a field does not fit"
 _BLOCK_ROWS: Final = 1_024
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
 """Bounds of one block, which exists as Python objects before it becomes columns."""
+_STEP_ROWS: Final = 256
+"""Rows that become cells of columns together. More do not fit in a processor's cache."""
 _SHOWN_CHARACTERS: Final = 40
 _REFUSALS: Final = (msgspec.MsgspecError, ValueError, ArithmeticError)
 """`ArithmeticError`: an exponent that is too large for `decimal`."""
+_as_tuple: Final = msgspec.structs.astuple
 
 
 class Derived(NamedTuple):
@@ -130,18 +135,17 @@ class _Column(NamedTuple):
     name: str
     path: str
     kind: pa.DataType
-    decode: Callable[[msgspec.Raw], Any]
-    """msgspec's decoder of the field's JSON."""
     decode_by_rules: json_rules.Decode
     build: Build
 
 
 def _column(number: int, field: pa.Field, path: str) -> _Column:
-    wanted = python_type(field.type, _leaf) | None
-    decoder = msgspec.json.Decoder(wanted, float_hook=decimal.Decimal)
     by_rules = json_rules.decoder_of(field.type, json_rules.typed_leaf_decoder)
-    build = builder_of(field.type)
-    return _Column(number, field.name, path, field.type, decoder.decode, by_rules, build)
+    return _Column(number, field.name, path, field.type, by_rules, builder_of(field.type))
+
+
+def _decoder(wanted: Any) -> Callable[[Any], Any]:
+    return msgspec.json.Decoder(wanted, float_hook=decimal.Decimal).decode
 
 
 def _leaf(kind: pa.DataType) -> Any:
@@ -166,9 +170,11 @@ class _Layer:
 
     def __init__(self, columns: Sequence[_Column]) -> None:
         self.columns = columns
-        self.row = row_type([(each.path, python_type(each.kind, _leaf)) for each in columns])
+        self.row = row_type([(each.path, python_type(each.kind, _leaf) | None) for each in columns])
         """A row: a cell for each column, in their order."""
-        self.decode = msgspec.json.Decoder(self.row, float_hook=decimal.Decimal).decode
+        self.decode = _decoder(self.row)
+        self.decoders = [_decoder(python_type(each.kind, _leaf) | None) for each in columns]
+        """Decode the JSON of each column's field."""
         raw_row = row_type([(each.path, msgspec.Raw) for each in columns])
         self.decode_raw = msgspec.json.Decoder(raw_row).decode
         """Returns a row whose cells are JSON."""
@@ -231,11 +237,13 @@ class _Block:
         """Returns the columns."""
         columns: list[Any] = [None] * len(fields)
         for layer in layers:
-            rows = self._decoded(layer)
-            cells: Any = [*zip(*map(msgspec.structs.astuple, rows), strict=True)]
-            cells = cells or [()] * len(layer.columns)  # there are no rows
-            for column, values in zip(layer.columns, cells, strict=True):
-                columns[column.number] = self._built(column, values)
+            cells: list[list[Any]] = [[] for _ in layer.columns]
+            for start in range(0, len(self._values), _STEP_ROWS):
+                rows = self._decoded(layer, start)
+                for known, new in zip(cells, zip(*map(_as_tuple, rows), strict=True), strict=True):
+                    known += new
+            for place, column in enumerate(layer.columns):
+                columns[column.number] = self._built(layer, place, cells[place])
         reasons = Counter(self._bad.values())
         if self._misfits:
             reasons[MISFIT] = len(self._misfits)
@@ -243,40 +251,36 @@ class _Block:
 
     # ------------------------------------------------------------------------------ decoding
 
-    def _decoded(self, layer: _Layer) -> list[msgspec.Struct]:
-        """Returns the rows, with nulls for values that are bad."""
+    def _decoded(self, layer: _Layer, start: int) -> list[msgspec.Struct]:
+        """Returns the rows of one step, with nulls for values that are bad."""
         rows: list[msgspec.Struct] = []
         append, decode, nothing = rows.append, layer.decode, layer.row()
-        for value in self._values:
+        for value in self._values[start : start + _STEP_ROWS]:
             if value is None:
                 append(nothing)
                 continue
             try:
                 append(decode(value))
             except _REFUSALS:
-                append(self._decoded_by_field(layer, len(rows), value))
+                append(self._decoded_by_field(layer, start + len(rows), value))
         return rows
 
     def _decoded_by_field(self, layer: _Layer, row: int, value: bytes) -> msgspec.Struct:
         """Returns the row of a value that msgspec refuses to decode as a whole."""
         try:
-            raws = msgspec.structs.astuple(layer.decode_raw(value))
+            raws = _as_tuple(layer.decode_raw(value))
         except _REFUSALS:
             parsed = self._object(row) or {}
             cells = [self._ruled(each, row, parsed.get(each.path)) for each in layer.columns]
         else:
-            cells = [
-                None if raw is None else self._cell(each, row, raw)
-                for each, raw in zip(layer.columns, raws, strict=True)
-            ]
+            cells = []
+            for place, (decode, raw) in enumerate(zip(layer.decoders, raws, strict=True)):
+                try:
+                    cells.append(None if raw is None else decode(raw))
+                except _REFUSALS:
+                    parsed = json_rules.parse(bytes(raw).decode())
+                    cells.append(self._ruled(layer.columns[place], row, parsed))
         return layer.row(*cells)
-
-    def _cell(self, column: _Column, row: int, raw: msgspec.Raw) -> Any:
-        """Returns the value of a field; None if it does not fit."""
-        try:
-            return column.decode(raw)
-        except _REFUSALS:
-            return self._ruled(column, row, json_rules.parse(bytes(raw).decode()))
 
     def _ruled(self, column: _Column, row: int, parsed: Any) -> Any:
         """Returns the value of a field by the rules; None, and notes it, if it does not fit."""
@@ -288,16 +292,28 @@ class _Block:
             self._misfits.setdefault(row, {})[column.number] = mismatch
             return None
 
-    def _built(self, column: _Column, cells: Sequence[Any]) -> pa.Array:
+    def _built(self, layer: _Layer, place: int, cells: Sequence[Any]) -> pa.Array:
+        column = layer.columns[place]
         misfits: set[int] = set()
         rows = np.arange(len(cells), dtype=np.int32)
         built = column.build(cells, rows, misfits)
         if not misfits:
             return built
-        patched = list(cells)
+        fits = np.ones(len(cells), np.bool_)
         for row in misfits:
-            patched[row] = self._ruled(column, row, (self._object(row) or {}).get(column.path))
-        return column.build(patched, rows, set())
+            self._ruled(column, row, self._field(layer, place, row))
+            fits[row] = False
+        return pc.if_else(arrow.booleans(fits), built, pa.nulls(1, column.kind)[0])
+
+    def _field(self, layer: _Layer, place: int, row: int) -> Any:
+        """Returns the value of a field as the rules parse it."""
+        value = self._values[row]
+        assert value is not None
+        try:
+            raw = _as_tuple(layer.decode_raw(value))[place]
+            return json_rules.parse(bytes(raw).decode())
+        except _REFUSALS:
+            return (self._object(row) or {}).get(layer.columns[place].path)
 
     # ------------------------------------------------------------------------------ errors
 

@@ -238,20 +238,29 @@ def _decode_floating(name: str, value: Any) -> float:
 
 def _decimal_decoder(kind: pa.Decimal128Type) -> Callable[[Any], decimal.Decimal]:
     """Returns the decoder of a number, rounded to the digits of its type."""
-    context = decimal.Context(prec=kind.precision, rounding=decimal.ROUND_HALF_UP)
-    unit = decimal.Decimal(1).scaleb(-kind.scale, context)
+    rounded = decimal_rounder(kind)
 
     def decode(value: Any) -> decimal.Decimal:
         digits = value.replace(",", "") if isinstance(value, str) else ""
         try:
             if not _DECIMAL.fullmatch(digits):
                 raise ValueError
-            return decimal.Decimal(digits).quantize(unit, context=context)
+            return rounded(decimal.Decimal(digits))
         except (ValueError, ArithmeticError):
             wanted = f"a valid DECIMAL({kind.precision},{kind.scale})"
             raise ValueMismatch(value, wanted) from None
 
     return decode
+
+
+def decimal_rounder(kind: pa.Decimal128Type) -> Callable[[Any], decimal.Decimal]:
+    """Returns a function that rounds an int or a Decimal to the fraction of the type.
+
+    The function raises `decimal.InvalidOperation` for a number of more digits than the type has.
+    """
+    context = decimal.Context(prec=kind.precision, rounding=decimal.ROUND_HALF_UP)
+    unit = decimal.Decimal(1).scaleb(-kind.scale, context)
+    return lambda number: context.quantize(number, unit)
 
 
 def _unscaled_decoder(kind: pa.Decimal128Type) -> Decode:

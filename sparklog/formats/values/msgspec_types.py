@@ -16,8 +16,7 @@ def python_type(kind: pa.DataType, leaf: Callable[[pa.DataType], Any]) -> Any:
         leaf: returns that of a scalar type, usually `leaf_type`.
     """
     if pa.types.is_struct(kind):
-        fields = [(field.name, python_type(field.type, leaf)) for field in kind]
-        return row_type(fields)
+        return row_type([(field.name, python_type(field.type, leaf) | None) for field in kind])
     if pa.types.is_map(kind):
         return dict[str, python_type(kind.item_type, leaf) | None]  # type: ignore[misc]
     if pa.types.is_list(kind):
@@ -29,11 +28,10 @@ def row_type(fields: list[tuple[str, Any]]) -> type[msgspec.Struct]:
     """Returns a type with these fields, in this order, each null if it is absent.
 
     Args:
-        fields: the name in JSON and the type of each.
+        fields: the name in JSON and the type of each, null included.
     """
-    keys = [f"f{number}" for number in range(len(fields))]
-    names = {key: name for key, (name, _) in zip(keys, fields, strict=True)}
-    types = [(key, kind | None, None) for key, (_, kind) in zip(keys, fields, strict=True)]
+    names = {f"f{number}": name for number, (name, _) in enumerate(fields)}
+    types = [(key, kind, None) for key, (_, kind) in zip(names, fields, strict=True)]
     return msgspec.defstruct("Row", types, rename=names, gc=False)
 
 

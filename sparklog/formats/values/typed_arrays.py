@@ -18,6 +18,7 @@ A value of a column is `None` or:
 from __future__ import annotations
 
 import decimal
+import re
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final, TypeAlias
@@ -30,7 +31,7 @@ import pyarrow.compute as pc
 
 from sparklog import arrow
 from sparklog.formats.values.arrow_columns import list_offsets
-from sparklog.formats.values.json_rules import JsonNumber, ValueMismatch, typed_leaf_decoder
+from sparklog.formats.values.json_rules import ValueMismatch, decimal_rounder, typed_leaf_decoder
 from sparklog.limits import TIMESTAMP_MAX_US, TIMESTAMP_MIN_US
 
 Rows: TypeAlias = npt.NDArray[np.int32]
@@ -68,15 +69,21 @@ def _struct_builder(kind: pa.StructType) -> Build:
     as_tuple = msgspec.structs.astuple
 
     def build(values: Sequence[Any], rows: Rows, misfits: set[int]) -> pa.Array:
-        tuples = [
-            each if type(each) is tuple else nothing if each is None else as_tuple(each)
-            for each in values
-        ]
-        columns: Any = zip(*tuples, strict=True) if tuples else ((),) * kind.num_fields
+        validity = None
+        try:
+            columns: Any = [*zip(*map(as_tuple, values), strict=True)]
+        except TypeError:  # there are nulls, or tuples
+            validity = _validity(values)
+            tuples = [
+                each if type(each) is tuple else nothing if each is None else as_tuple(each)
+                for each in values
+            ]
+            columns = [*zip(*tuples, strict=True)]
+        columns = columns or [()] * kind.num_fields
         children = [
             inner(each, rows, misfits) for inner, each in zip(builders, columns, strict=True)
         ]
-        return pa.Array.from_buffers(kind, len(values), [_validity(values)], children=children)
+        return pa.Array.from_buffers(kind, len(values), [validity], children=children)
 
     return build
 
@@ -128,29 +135,25 @@ _NUMBERS: Final = frozenset((int, decimal.Decimal, type(None)))
 
 
 def _decimal_builder(kind: pa.Decimal128Type) -> Build:
-    decode = typed_leaf_decoder(kind)
+    rounded, decode = decimal_rounder(kind), typed_leaf_decoder(kind)
 
     def build(values: Sequence[Any], rows: Rows, misfits: set[int]) -> pa.Array:
+        # Without `rounded`, Arrow would read foreign memory for 1e-77, and crash for 1e-999999999.
         if _NUMBERS.issuperset(map(type, values)):
             try:
-                return pa.array(values, kind)
-            except pa.ArrowInvalid:  # too many digits, or some to round
-                pass
-        found: list[Any] = [None] * len(values)
-        for number, value in enumerate(values):
-            if value is not None:
-                try:
-                    found[number] = decode(_as_parsed(value))
-                except (ValueMismatch, ValueError):
-                    misfits.add(int(rows[number]))
+                return pa.array([None if each is None else rounded(each) for each in values], kind)
+            except decimal.InvalidOperation:
+                pass  # a number does not fit
+        found: list[decimal.Decimal | None] = [None] * len(values)
+        for place, value in enumerate(values):
+            try:
+                if value is not None:
+                    found[place] = rounded(value) if type(value) in _NUMBERS else decode(value)
+            except (decimal.InvalidOperation, ValueMismatch):
+                misfits.add(int(rows[place]))
         return pa.array(found, kind)
 
     return build
-
-
-def _as_parsed(value: Any) -> Any:
-    """Returns a value as `json_rules.parse` does. Raises `ValueError` for thousands of digits."""
-    return JsonNumber(value) if type(value) in _NUMBERS else value
 
 
 # ------------------------------------------------------------------------------ dates and times
@@ -161,6 +164,8 @@ _DAY: Final = (
 )
 """Without 29 February, which not every year has."""
 _DAY_US: Final = 86_400_000_000
+_ZONE: Final = r"(?:Z|[+-]\d\d:\d\d)$"
+_HAS_ZONE: Final = re.compile(_ZONE)
 
 
 class _TextBuilder:
@@ -242,16 +247,17 @@ class _TimestampBuilder(_TextBuilder):
     )
 
     def _converted_at_once(self, texts: pa.StringArray) -> pa.Array:
-        try:
-            return texts.cast(self.kind)  # all have a zone
-        except pa.ArrowInvalid:
-            return texts.cast(pa.timestamp("us")).view(self.kind)  # none has
+        # Arrow converts them if all of them have a zone, or none has.
+        first = next((each.as_py() for each in texts if each.is_valid), "Z")
+        if _HAS_ZONE.search(first):
+            return texts.cast(self.kind)
+        return texts.cast(pa.timestamp("us")).view(self.kind)
 
     def _trimmed(self, texts: pa.StringArray) -> pa.StringArray:
         return pc.replace_substring_regex(texts, r"(\.\d{6})\d+", r"\1")
 
     def _converted(self, texts: pa.StringArray) -> pa.Array:
-        has_zone = pc.match_substring_regex(texts, r"(?:Z|[+-]\d\d:\d\d)$")
+        has_zone = pc.match_substring_regex(texts, _ZONE)
         utc = pc.binary_join_element_wise(texts, arrow.string("Z"), arrow.string(""))
         return pc.if_else(has_zone, texts, utc).cast(self.kind)
 
