@@ -1,0 +1,130 @@
+"""The history of a table's typed columns, and what a new file must have."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog.formats.values import columns, ddl
+from sparklog.formats.values.columns import ChangedType, ColumnSet
+
+FIELDS = ("a STRING", "b BIGINT", "c DOUBLE", "d ARRAY<STRING>")
+wishes = st.lists(st.sets(st.sampled_from(FIELDS)).map(sorted), min_size=1, max_size=8)
+
+
+def changed(known: ColumnSet | None, *fields: str) -> ColumnSet | None:
+    """The set after a change to these fields, as DDL."""
+    return columns.with_fields(known, ddl.parse(", ".join(fields)) if fields else [])
+
+
+def grown(*wanted: list[str]) -> ColumnSet | None:
+    """The set after several changes, from none on."""
+    known = None
+    for fields in wanted:
+        known = changed(known, *fields)
+    return known
+
+
+def names(found: columns.Plan | None) -> set[str]:
+    """The names of the columns to fill."""
+    return {each.name for each in found.columns} if found is not None else set()
+
+
+@given(wishes)
+def test_columns_are_only_added(history: list[list[str]]) -> None:
+    """A name keeps its type, the order stays, and exactly the wanted fields are filled."""
+    known = None
+    for wanted in history:
+        before = known.fields if known is not None else []
+        known = changed(known, *wanted)
+        if known is None:
+            assert not wanted
+            continue
+        assert known.fields[: len(before)] == before
+        assert {each.name for each in known.filled} == {each.split()[0] for each in wanted}
+        assert names(known.plan()) == {each.split()[0] for each in wanted}
+        assert changed(known, *wanted) is known
+        assert columns.decode(known.encode()) == known
+
+
+@given(wishes, st.data())
+def test_a_rewrite_removes_no_values(history: list[list[str]], data: st.DataObject) -> None:
+    """Rows keep each column that any of their files had, through any number of merges."""
+    tags: dict[str | None, set[str]] = {None: set()}
+    known = None
+    for wanted in history:
+        known = changed(known, *wanted)
+        if known is None:
+            continue
+        plan = known.plan()
+        if plan is not None:
+            tags[plan.tag] = names(plan)
+        assert known.is_known(None if plan is None else plan.tag)
+        inputs = data.draw(st.lists(st.sampled_from(list(tags)), min_size=1, max_size=3))
+        merged = known.plan(inputs)
+        had = set().union(*(tags[each] for each in inputs))
+        assert names(merged) >= had | {each.name for each in known.filled}
+        if merged is not None:
+            assert known.is_known(merged.tag)
+            assert known.is_full(merged.tag)
+            assert names(known.plan([merged.tag])) >= names(merged)
+            tags[merged.tag] = names(merged)
+
+
+def test_a_tag_of_another_history_is_unknown() -> None:
+    """After a RESTORE, the same generation may have other columns."""
+    one, other = grown(["a STRING"]), grown(["b BIGINT"])
+    assert one is not None
+    assert other is not None
+    tag = other.plan().tag  # type: ignore[union-attr]
+    assert other.is_known(tag)
+    assert not one.is_known(tag)
+    assert not one.is_known("nonsense")
+    assert not one.is_full(tag)
+    assert names(one.plan([tag])) == {"a"}
+
+
+def test_files_of_other_engines_may_have_every_column() -> None:
+    """OPTIMIZE drops the tags of the files that it merges."""
+    known = grown(["a STRING"], ["b BIGINT"], [])
+    assert known is not None
+    assert known.plan() is None
+    assert names(known.plan_for_foreign()) == {"a", "b"}
+
+
+def test_types_do_not_change() -> None:
+    """Not even of a column that is no longer filled."""
+    with pytest.raises(ChangedType) as refused:
+        changed(grown(["a STRING"], []), "a BIGINT")
+    assert (refused.value.column.type, refused.value.wanted) == ("STRING", "BIGINT")
+
+
+@pytest.mark.parametrize(
+    ("field", "taken", "name"),
+    [
+        ("amount", set(), "amount"),
+        ("timestamp", set(), "value_timestamp"),
+        ("Offset", set(), "value_Offset"),
+        ("_error", set(), "value__error"),
+        ("a b", set(), "a_b"),
+        ("id", {"id"}, "id_2"),
+        ("ID", {"id", "id_2"}, "ID_3"),
+        ("key", {"value_key"}, "value_key_2"),
+    ],
+)
+def test_names_fit_delta(field: str, taken: set[str], name: str) -> None:
+    """Its names are case-insensitive, and some characters are not allowed."""
+    assert columns.column_name(field, taken) == name
+
+
+def test_the_error_comes_first() -> None:
+    """Columns that are added later then follow all others."""
+    known = grown(["a STRING", "s STRUCT<x: INT>"])
+    assert known is not None
+    assert known.fields == [
+        pa.field("_error", pa.string()),
+        pa.field("a", pa.string()),
+        pa.field("s", pa.struct([("x", pa.int32())])),
+    ]
