@@ -6,13 +6,14 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-FORMAT_VERSION = 5  # the newest that this release reads
+FORMAT_VERSION = 6  # the newest that this release reads
 GROUP_CONFIGS_LEVEL = 2  # feature level from which groups have configurations
 LISTENERS_LEVEL = 2  # feature level from which members register several listeners
 TOKEN_SECONDS = 24 * 3_600  # the lifetime of a token for the tasks of a job
 TOKEN_TOPIC_CHARACTERS = 2_000  # of the topics in such a token, which has to fit into a header
 SECURITY_LEVEL = 3  # feature level from which a root can have users
-LEVEL = 3  # the highest feature level that this release supports; it supports all lower ones too
+TYPED_LEVEL = 4  # feature level from which tables have typed columns
+LEVEL = 4  # the highest feature level that this release supports; it supports all lower ones too
 
 # ---- names and records
 PARTITIONS_PER_TOPIC = 10_000

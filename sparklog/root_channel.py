@@ -112,6 +112,9 @@ class RootChannel(Channel):
             table_version=snapshot.version,
             table_files=len(files),
             table_bytes=sum(file.size_bytes for file in files),
+            columns=flight_messages.columns_info(snapshot.columns),
+            misfits=snapshot.misfits,
+            unfilled_rows=snapshot.unfilled_rows,
         )
 
     def _offsets_for_times(

@@ -325,6 +325,7 @@ def _janitor(
         finish_deletion=broker.topics.finish_deletion,
         settle_doubts=broker.topics.settle_doubts,
         settle_config=broker.topics.config_changes.settle,
+        add_columns=broker.topics.config_changes.add_columns,
         workers=given.pools.compactors,
         counts=given.upkeep,
         owns=owns,

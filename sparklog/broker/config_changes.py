@@ -16,10 +16,17 @@ from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.writer import Writer
-from sparklog.broker.topic_checks import check_current, check_not_internal, entry_of, log_change
+from sparklog.broker.topic_checks import (
+    check_current,
+    check_not_internal,
+    check_typed,
+    entry_of,
+    log_change,
+)
 from sparklog.formats import topic_config
 from sparklog.formats.config_rules import Edit
 from sparklog.formats.flight_messages import AlterTopic
+from sparklog.formats.topic_config import VALUE_SCHEMA
 from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.snapshot import TableSnapshot
@@ -55,6 +62,19 @@ class ConfigChanges:
             return changed
 
         self._change(request.topic, change, only_checks=False, client=client)
+
+    def add_columns(self, topic: str, schema: str) -> None:
+        """Makes `schema` the typed columns of a topic whose configuration names none.
+
+        Raises what `alter` raises.
+        """
+
+        def change(config: Mapping[str, str]) -> Mapping[str, str]:
+            if not topic_config.is_typed(config) or config.get(VALUE_SCHEMA):
+                return config  # a client was faster
+            return {**config, VALUE_SCHEMA: schema}
+
+        self._change(topic, change, only_checks=False, client="the first records")
 
     def edit(
         self,
@@ -97,6 +117,8 @@ class ConfigChanges:
         with self._metadata.changing(f"configuration of topic {name}"):
             topic = self._led_partitions.topic(name)
             config = topic_config.check(change(topic.config))
+            check_typed(config, level=self._metadata.known.level)
+            topic_config.columns_of(config, topic.table.snapshot.columns)  # raises `BadOption`
             source = config.get(MIRROR_SOURCE)
             becomes_mirror = bool(source) and source != topic.mirror_source
             if becomes_mirror:

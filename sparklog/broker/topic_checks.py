@@ -7,9 +7,9 @@ from typing import Final
 
 import structlog
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.log.topic import Topic
-from sparklog.formats import consumer_offsets
+from sparklog.formats import consumer_offsets, topic_config
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.snapshot import TableSnapshot
 
@@ -34,6 +34,14 @@ def check_not_reserved(topic: str) -> None:
         raise errors.BadRequest(reason=f"{topic} is Kafka's metadata log: choose another name")
     if topic in RESERVED_TOPICS:
         raise errors.InternalTopic(topic=topic, what="create")
+
+
+def check_typed(config: Mapping[str, str], *, level: int) -> None:
+    """Raises `NeedsFeatureLevel` for typed columns in a root that does not have them yet."""
+    if topic_config.is_typed(config) and level < limits.TYPED_LEVEL:
+        raise errors.NeedsFeatureLevel(
+            what="a topic with typed columns", needed=limits.TYPED_LEVEL, level=level
+        )
 
 
 def check_current(snapshot: TableSnapshot, topic: Topic) -> TableSnapshot:

@@ -38,6 +38,7 @@ from sparklog.broker.topic_checks import (
     check_current,
     check_not_internal,
     check_not_reserved,
+    check_typed,
     entry_of,
     log_change,
 )
@@ -50,6 +51,7 @@ from sparklog.formats.flight_messages import (
     CreateTopic,
     PartitionInfo,
     TopicInfo,
+    columns_info,
 )
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
@@ -161,6 +163,9 @@ class TopicAdmin:
             table_version=snapshot.version,
             table_files=len(files),
             table_bytes=sum(file.size_bytes for file in files),
+            columns=columns_info(snapshot.columns),
+            misfits=snapshot.misfits,
+            unfilled_rows=snapshot.unfilled_rows,
             max_record_bytes=(
                 self._writer.max_record_bytes
                 if topic_bytes is None
@@ -365,7 +370,9 @@ class TopicAdmin:
         name = check_topic_name(request.topic)
         count = self._defaults.partitions if request.partitions == -1 else request.partitions
         _check_count(name, count)
-        return count, topic_config.check(request.config)
+        config = topic_config.check(request.config)
+        check_typed(config, level=self._metadata.known.level)
+        return count, config
 
     def _create_table(self, new: _NewTopic) -> TopicTable:
         """Creates a table before the metadata names its topic, so that no topic lacks its table.

@@ -53,6 +53,17 @@ class MetadataChanged(Retriable):
     template = "Another broker has since changed topics or leaders; send the request again."
 
 
+class ColumnsChanged(Retriable):
+    """Files were written for typed columns that the table no longer has: write them again."""
+
+    code = "columns_changed"
+    template = (
+        "Another program has restored the table of topic {topic} to a version with other typed"
+        " columns. Files for it are written again."
+    )
+    topic: str
+
+
 class StorageUnavailable(Retriable):
     """The object store refused an operation: try again when the store answers."""
 

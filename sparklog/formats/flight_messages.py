@@ -42,6 +42,7 @@ from sparklog.formats.group_messages import (
     SyncGroup,
 )
 from sparklog.formats.topic_names import MIRROR_SOURCE
+from sparklog.formats.values.columns import Column, ColumnSet, Plan
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -477,6 +478,27 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Offsets below this are in the table."""
 
 
+class ColumnInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A typed column of a topic's table."""
+
+    name: str
+    field: str
+    """The field of the JSON object that fills it."""
+    type: str
+    """As in SQL."""
+    is_filled: bool = True
+    """False if new records no longer fill it."""
+
+
+def columns_info(columns: ColumnSet | None) -> list[ColumnInfo]:
+    """Returns the typed columns of a table, in its order."""
+    known = columns.columns if columns is not None else ()
+    return [
+        ColumnInfo(name=each.name, field=each.field, type=each.type, is_filled=each.is_filled)
+        for each in known
+    ]
+
+
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
     topic_id: str
@@ -488,6 +510,22 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     table_bytes: int = 0
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     """Largest total of key, value and headers that the broker accepts, in bytes."""
+    columns: list[ColumnInfo] = []
+    """The typed columns of the table."""
+    misfits: int = 0
+    """The number of records in the table that do not fit the typed columns."""
+    unfilled_rows: int = 0
+    """The number of records in files that were written without one of the columns now filled."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The typed columns that new records fill; None if there are none."""
+        found = tuple(
+            Column(name=each.name, field=each.field, type=each.type, filled=(0,))
+            for each in self.columns
+            if each.is_filled
+        )
+        return Plan(found, "") if found else None
 
     @property
     def is_mirror(self) -> bool:

@@ -1,4 +1,4 @@
-"""Topic configuration: every topic key of Kafka 4.1, under Kafka's names, and one more.
+"""Topic configuration: every topic key of Kafka 4.1, under Kafka's names, and a few more.
 
 Types, bounds and defaults are Kafka's (`LogConfig`), except for three defaults: `max.message.bytes`
 is the broker's `writer.max_batch_bytes`; `retention.ms` is -1, because a topic is a table that
@@ -25,6 +25,13 @@ from sparklog.formats.config_rules import (
     one_of,
 )
 from sparklog.formats.topic_names import MIRROR_SOURCE
+from sparklog.formats.values import columns, ddl
+from sparklog.formats.values.columns import ColumnSet
+
+VALUE_FORMAT: Final = "value.format"
+VALUE_SCHEMA: Final = "value.schema"
+BYTES: Final = "bytes"
+JSON: Final = "json"
 
 _WHAT: Final = "a topic's configuration"
 
@@ -53,6 +60,7 @@ _INT_MAX: Final = 2**31 - 1
 _LONG_MIN: Final = -(2**63)
 _LONG_MAX: Final = 2**63 - 1
 _SOURCE_CHARACTERS: Final = 1_000
+_SCHEMA_CHARACTERS: Final = 32_000
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _REPLICA: Final = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 
@@ -94,6 +102,11 @@ _SOURCE: Final = Rule(
     kind=ConfigType.STRING,
     expected=f"up to {_SOURCE_CHARACTERS:,} printable characters that name the source",
     read=_read_source,
+)
+_SCHEMA: Final = Rule(
+    kind=ConfigType.STRING,
+    expected=f"columns as in SQL, of up to {_SCHEMA_CHARACTERS:,} characters",
+    read=lambda value: value if len(value) <= _SCHEMA_CHARACTERS else None,
 )
 _POLICY: Final = Rule(
     kind=ConfigType.LIST,
@@ -209,6 +222,18 @@ KEYS: Final[Mapping[str, TopicKey]] = {
         does="the source whose records the topic mirrors with their offsets; while it is set, the"
         " topic accepts no other records; only an empty topic can become a mirror",
         rule=_SOURCE,
+    ),
+    VALUE_FORMAT: TopicKey(
+        default=BYTES,
+        does="json: the fields of value.schema become columns of the topic's table; bytes: the"
+        " table has values as they are",
+        rule=one_of(BYTES, JSON),
+    ),
+    VALUE_SCHEMA: TopicKey(
+        default="",
+        does="the typed columns of the table, as in SQL: customer STRING, amount DOUBLE; empty: a"
+        " broker finds them in the first records",
+        rule=_SCHEMA,
     ),
     "segment.bytes": TopicKey(
         default=str(limits.GIB),
@@ -328,6 +353,10 @@ KEYS: Final[Mapping[str, TopicKey]] = {
 }
 
 
+OWN_KEYS: Final = frozenset((MIRROR_SOURCE, VALUE_FORMAT, VALUE_SCHEMA))
+"""Keys that Kafka does not have."""
+
+
 def described() -> list[str]:
     """Returns a line for each key that has an effect, and one for all others."""
     lines = [
@@ -396,3 +425,35 @@ def _check_together(config: Mapping[str, str]) -> None:
     if number_of(config, low) > number_of(config, high):
         reason = f"it must not be above {high} = {value_of(config, high)}"
         raise errors.BadOption(option=low, value=value_of(config, low), reason=reason)
+    columns_of(config, None)
+
+
+# ------------------------------------------------------------------------------ typed columns
+
+
+def is_typed(config: Mapping[str, str]) -> bool:
+    """Returns true if the topic's table has typed columns."""
+    return value_of(config, VALUE_FORMAT) != BYTES
+
+
+def columns_of(config: Mapping[str, str], known: ColumnSet | None) -> ColumnSet | None:
+    """Returns the typed columns of a table with this configuration, given those that it has.
+
+    Raises `BadOption`.
+    """
+    schema, wanted = value_of(config, VALUE_SCHEMA), []
+    try:
+        if is_typed(config):
+            wanted = ddl.parse(schema) if schema else []
+        elif schema:
+            reason = f"it needs {VALUE_FORMAT}={JSON}"
+            raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=reason)
+        return columns.with_fields(known, wanted)
+    except ddl.InvalidDdl as error:
+        raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=str(error)) from None
+    except columns.ChangedType as error:
+        reason = (
+            f"the table has {error.column.name} {error.column.type}, and a column's type never"
+            f" changes; {error.wanted} needs a field of another name"
+        )
+        raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=reason) from None

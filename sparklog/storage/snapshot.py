@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from sparklog import limits
+from sparklog.formats.values.columns import ColumnSet
 
 COMPRESSION_EXPECTED = 16  # the assumed ratio if the decompressed size is unknown
 
@@ -40,6 +41,10 @@ class TableFile:
     min_timestamp_us: int | None = None
     max_timestamp_us: int | None = None
     modified_us: int = 0
+    columns: str | None = None
+    """The tag of the typed columns that it has (`formats.values.columns`); None: it has none."""
+    misfits: int | None = None
+    """The number of rows with an error in a typed column; None: unknown, or no typed columns."""
 
     @property
     def newest_us(self) -> int:
@@ -111,6 +116,26 @@ class TableSnapshot:
     """`delta.deletedFileRetentionDuration`: how long removed files are retained; None: not set."""
     log_retention_seconds: float | None = None
     """`delta.logRetentionDuration`: how long versions are retained; None: not set."""
+    columns: ColumnSet | None = None
+    """The typed columns; None if the topic has never had any."""
+
+    @property
+    def misfits(self) -> int:
+        """The number of rows with an error in a typed column."""
+        return sum(file.misfits or 0 for files in self.files for file in files)
+
+    @property
+    def unfilled_rows(self) -> int:
+        """The number of rows in files without all columns that new files have."""
+        columns = self.columns
+        if columns is None:
+            return 0
+        return sum(
+            file.rows or 0
+            for files in self.files
+            for file in files
+            if not columns.is_full(file.columns)
+        )
 
 
 # ------------------------------------------------------------------------------ the WAL

@@ -227,7 +227,7 @@ def test_members_are_described(three: Cluster) -> None:
     controller = f"broker {three.metadata.controller}"
     facts = [
         f"controller     {controller}",
-        "feature level  3",
+        "feature level  4",
         "topics         1, of 6 partitions",
     ]
     assert words[2:5] == facts

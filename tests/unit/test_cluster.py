@@ -146,4 +146,4 @@ def test_older_releases_refuse_a_root_that_this_one_has_written(
         raised = raise_format(store, level, clock=clock)
         assert (raised.cluster_id, raised.format_version) == ("c", version)
         assert open_cluster(store, clock=clock, create=False) == raised
-    assert limits.FORMAT_VERSION == 5
+    assert limits.FORMAT_VERSION == 6

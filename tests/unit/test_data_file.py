@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sparklog import limits
 from sparklog.formats.record import FILE_SCHEMA, PAYLOAD_SCHEMA, rows
+from sparklog.formats.values.columns import with_fields
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.table import data_file
 from tests.support.tables import START_US, manual_clock, record_batch
@@ -234,3 +235,24 @@ def test_written_file_is_told_as_it_stands() -> None:
         assert (one.rows, one.first, one.last, one.partition) == (10, 40, 49, 3)
         assert (one.min_timestamp_us, one.max_timestamp_us) == (START_US + 40, START_US + 49)
         assert one.modified_us == clock.now_us()
+
+
+def test_row_groups_are_bounded_with_their_typed_columns() -> None:
+    """Which may be thousands of times as large as the values."""
+    fields = [pa.field(f"c{number}", pa.float64()) for number in range(200)]
+    columns = with_fields(None, fields)
+    assert columns is not None
+    count = 2 * limits.ROW_GROUP_BYTES // (200 * 8)
+    whole = rows(
+        payload([{"timestamp": 0, "key": None, "value": b'{"c1": 1}', "headers": None}] * count),
+        partition=0,
+        base_offset=0,
+        timestamp_us=0,
+        timestamp_type=0,
+    )
+    encoded = data_file.encode([whole], plan=columns.plan())
+    parquet = pq.ParquetFile(pa.BufferReader(encoded.data))
+    assert parquet.num_row_groups >= 2
+    assert encoded.misfits == 0
+    assert parquet.read(columns=["c1"])["c1"].to_pylist() == [1.0] * count
+    assert parquet.read(columns=["c2"])["c2"].null_count == count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparklog import listeners
 from sparklog.broker.described import ConfigSource, broker_entries, topic_entries
 from sparklog.formats.config_rules import ConfigType
-from sparklog.formats.topic_config import KEYS
+from sparklog.formats.topic_config import KEYS, OWN_KEYS
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import BrokerSettings, TopicSettings, WriterSettings, _known_keys
 
@@ -62,9 +62,7 @@ def test_a_topic_follows_its_broker() -> None:
 
 def test_a_key_that_kafka_lacks_is_described_if_it_is_set() -> None:
     """Otherwise a program that copies all keys of a topic to a Kafka would be refused there."""
-    assert {entry.name for entry in topic_entries({}, BrokerSettings())} == KEYS.keys() - {
-        MIRROR_SOURCE
-    }
+    assert {entry.name for entry in topic_entries({}, BrokerSettings())} == KEYS.keys() - OWN_KEYS
     found = {entry.name: entry for entry in topic_entries({MIRROR_SOURCE: "c"}, BrokerSettings())}
-    assert found.keys() == KEYS.keys()
+    assert found.keys() == (KEYS.keys() - OWN_KEYS) | {MIRROR_SOURCE}
     assert found[MIRROR_SOURCE].value == "c"

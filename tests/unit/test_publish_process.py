@@ -5,6 +5,8 @@ from __future__ import annotations
 from unittest import mock
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
 
@@ -33,6 +35,7 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.staging.manifest import Manifest, Section
 from sparklog.storage.staging.manifest import write as write_manifest
+from sparklog.storage.table.changes import describe_change
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, flip, paths, publishing, rows_of_table
 
@@ -145,6 +148,23 @@ def test_the_process_writes_files_and_commits(
         assert publish(rig) == [None] * 3
         check(rig, round_number + 1)
     assert ours.paths == []
+    assert workers.all[0].asked == [WriteTogether, PutAll] * 2
+
+
+def test_the_process_fills_typed_columns(rig: Rig) -> None:
+    """It learns with each request which ones the table has."""
+    workers = Workers(rig)
+    table = rig.led_partitions.topic("t").table
+    config = {"value.format": "json", "value.schema": "amount DOUBLE"}
+    for values in (["{}"], ['{"amount": 1}', "x"]):
+        rig.append(values, topic="t")
+        assert publish(rig) == [None] * 3
+        table.commit(lambda before: describe_change(before, before.partitions, config))
+    (first, second) = table.snapshot.files[0]
+    assert (first.columns, first.misfits) == (None, None)
+    assert (second.columns, second.misfits) == (table.snapshot.columns.plan().tag, 1)
+    data = rig.store.get(f"topics/t/{second.path}")
+    assert pq.read_table(pa.BufferReader(data))["amount"].to_pylist() == [1.0, None]
     assert workers.all[0].asked == [WriteTogether, PutAll] * 2
 
 

@@ -24,6 +24,7 @@ from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record_batch import Codec
+from sparklog.formats.values.columns import Plan
 from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import (
     Fault,
@@ -183,7 +184,8 @@ def watch_files(
     written: list[int] = []
     encode = data_file.encode
 
-    def watch(batches: Sequence[pa.RecordBatch]) -> Encoded:
+    def watch(batches: Sequence[pa.RecordBatch], *, plan: Plan | None) -> Encoded:
+        assert plan is None
         written.append(sum(map(size_of, batches)))
         return encode(batches)
 

@@ -41,7 +41,13 @@ from sparklog.broker.log.spark_batches import memory_seconds
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
-from sparklog.storage.maintenance import file_compaction, key_compaction, retention, sweeping
+from sparklog.storage.maintenance import (
+    file_compaction,
+    first_columns,
+    key_compaction,
+    retention,
+    sweeping,
+)
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
@@ -113,6 +119,7 @@ class Janitor:
         finish_deletion: Callable[[str], None],
         settle_doubts: Callable[[], None],
         settle_config: Callable[[str], None],
+        add_columns: Callable[[str, str], None] = lambda _topic, _schema: None,
         workers: Executor | None = None,
         counts: UpkeepCounts | None = None,
         owns: Callable[[Topic], bool] = lambda _topic: True,
@@ -124,7 +131,8 @@ class Janitor:
         """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
 
         `settle_doubts` determines whether the topics in doubt still exist, `settle_config` applies
-        the configuration in the metadata to a table. `workers` remove superseded records; without
+        the configuration in the metadata to a table, `add_columns` makes DDL the typed columns of a
+        topic. `workers` remove superseded records; without
         them the caller of `tick` does. `owns`: whether this broker maintains a topic's table;
         `is_controller`: whether it maintains the rest of the root. It does no harm if several
         brokers do, or none for a while. `quiet_seconds`: the pause between visits to a table to
@@ -141,6 +149,7 @@ class Janitor:
         self._finish_deletion = finish_deletion
         self._settle_doubts = settle_doubts
         self._settle_config = settle_config
+        self._add_columns = add_columns
         self._workers = workers
         self._counts = counts or UpkeepCounts()
         self._owns = owns
@@ -273,6 +282,7 @@ class Janitor:
         self._try(topic, state, "sweep", self._sweep, should_stop)
         self._try(topic, state, "retention", self._retain, should_stop)
         self._try(topic, state, "topic", self._checkpoint_and_merge, should_stop)
+        self._try(topic, state, "columns", self._find_columns, should_stop)
         self._note_refusal(topic, state)
 
     def _note_refusal(self, topic: Topic, state: _TopicMaintenance) -> None:
@@ -449,6 +459,15 @@ class Janitor:
         sweeping.sweep_replaced(table, is_retained=not is_short)
         if is_due:
             sweeping.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
+
+    def _find_columns(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
+        table, now = state.table, self._clock.monotonic()
+        if not first_columns.are_wanted(table.snapshot) or now < state.due.get("columns", 0.0):
+            return
+        schema = first_columns.find(table)
+        if schema:
+            self._add_columns(table.topic, schema)
+        state.due["columns"] = now + first_columns.ENOUGH_SECONDS
 
     def _retain(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()

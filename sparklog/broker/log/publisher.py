@@ -614,12 +614,14 @@ class Publisher:
 
 
 def _run(topic: Topic, partition: Partition, first: int, entries: tuple[Located, ...]) -> Run:
+    columns = topic.table.snapshot.columns
     return Run(
         topic=topic.name,
         topic_id=topic.topic_id,
         partition=partition.number,
         first=first,
         entries=entries,
+        plan=columns.plan() if columns is not None else None,
     )
 
 

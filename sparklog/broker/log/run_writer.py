@@ -19,6 +19,7 @@ from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.clock import Clock
 from sparklog.formats.record import LOG_APPEND_TIME, between, rows_of_run
+from sparklog.formats.values.columns import Plan
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
 from sparklog.storage.reading.read_ahead import ReadAhead
@@ -37,6 +38,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     partition: int
     first: int
     entries: tuple[Located, ...]
+    plan: Plan | None = None
+    """The typed columns of its files."""
 
     @property
     def end(self) -> int:
@@ -185,6 +188,8 @@ class RunWriter:
         largest = max(sizes)
         decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
         needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
+        if written.run.plan is not None:
+            needed += min(sum(sizes), limits.ROW_GROUP_BYTES)  # of typed columns
         files = self._files(written)
         while True:
             with self._memory.hold(needed):
@@ -219,7 +224,7 @@ class RunWriter:
             nonlocal size, count
             file = None
             if payloads:
-                file = encode(rows_of_run(payloads, partition=run.partition))
+                file = encode(rows_of_run(payloads, partition=run.partition), plan=run.plan)
                 payloads.clear()
             made = _EncodedRun(count=count, encoded=file)
             size = count = 0

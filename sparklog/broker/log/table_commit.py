@@ -15,6 +15,14 @@ from sparklog.storage.table import gaps
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import begun_app_id, end_app_id, key_app_id, query_app_id
 
+_WRITTEN_AGAIN: Final = (
+    errors.TimedOut,
+    errors.StorageFull,
+    errors.Fenced,
+    errors.ColumnsChanged,
+)
+"""After these, all files of a commit are written again: they took too long, say, or need space."""
+
 
 @dataclass(slots=True)
 class TableCommit:
@@ -79,8 +87,7 @@ class TableCommit:
         return (
             self.preparation is not None
             and isinstance(error, errors.SparklogError | ObjectMissing)
-            # After these, everything is written again: it took too long, or must free its space.
-            and not isinstance(error, errors.TimedOut | errors.StorageFull | errors.Fenced)
+            and not isinstance(error, _WRITTEN_AGAIN)
         )
 
     def decide(self, before: TableSnapshot) -> TableChange | None:

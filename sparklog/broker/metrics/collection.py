@@ -166,7 +166,7 @@ class TableFigures:
 
     __slots__ = (
         *("bytes", "debt_bytes", "files", "files_of", "numbers", "sizes"),
-        *("small_files", "snapshot"),
+        *("misfits", "small_files", "snapshot", "unfilled_rows"),
     )
 
     def __init__(self, snapshot: TableSnapshot, numbers: tuple[int, ...]) -> None:
@@ -178,6 +178,7 @@ class TableFigures:
         self.files_of = [0] * len(numbers)
         """The number of files by partition."""
         self.files = self.bytes = self.small_files = self.debt_bytes = 0
+        self.misfits = self.unfilled_rows = 0
 
     def count(self, at: int, files: Sequence[TableFile], small_bytes: int, enough: int) -> None:
         """Counts the files of `numbers[at]`; `enough` or more small ones will be merged."""
@@ -189,6 +190,11 @@ class TableFigures:
         self.bytes += size
         self.small_files += len(small)
         self.debt_bytes += sum(small) if len(small) >= enough else 0
+        columns = self.snapshot.columns
+        if columns is not None:
+            self.misfits += sum(each.misfits or 0 for each in files)
+            lacking = (each for each in files if not columns.is_full(each.columns))
+            self.unfilled_rows += sum(each.rows or 0 for each in lacking)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -79,6 +79,8 @@ _OF_TOPICS: Final[Mapping[str, Callable[[TopicState, int], float]]] = {
     "sparklog_table_small_files": lambda t, _: t.table.small_files,
     "sparklog_table_bytes": lambda t, _: t.table.bytes,
     "sparklog_compaction_debt_bytes": lambda t, _: t.table.debt_bytes,
+    "sparklog_table_misfit_rows": lambda t, _: t.table.misfits,
+    "sparklog_table_unfilled_rows": lambda t, _: t.table.unfilled_rows,
 }
 """The value of a topic at a time, in µs since the Unix epoch."""
 

@@ -136,6 +136,10 @@ _GAUGES: Final = {
     "sparklog_table_files": "Data files of a topic's table.",
     "sparklog_table_small_files": "Data files smaller than half the target size of compaction.",
     "sparklog_table_bytes": "Bytes of the data files of a topic's table.",
+    "sparklog_table_misfit_rows": "Records in a topic's table that do not fit its typed columns.",
+    "sparklog_table_unfilled_rows": (
+        "Records in files that were written before one of the typed columns was added."
+    ),
     "sparklog_compaction_debt_bytes": (
         "Bytes of small files in partitions that have enough of them to merge."
     ),

@@ -38,6 +38,7 @@ import pyarrow.parquet as pq
 from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.record import FILE_SCHEMA
+from sparklog.formats.values.columns import ColumnSet, Plan
 from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel, put_together
 from sparklog.storage.reading import sorting
@@ -71,6 +72,13 @@ class FileGroup:
     """The end offset of the partition, which is above all offsets in the files."""
     is_last: bool
     """True if the result is unlikely to be merged again, and so is compressed well."""
+    columns: ColumnSet | None = None
+    """The typed columns of the table."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """The typed columns of the result."""
+        return data_file.plan_for(self.columns, self.files)
 
 
 def choose(
@@ -89,12 +97,13 @@ def choose(
     `compact_files` neighbours of about the same size are merged, into files of at most
     `target_bytes`. Fewer are merged if all of them are older than `settled_before_us`, because a
     quiet partition may never fill a tier. With `everything`, all files below half of `target_bytes`
-    are merged, or at least encoded again. A file without statistics, which every reader must open,
-    is always rewritten with statistics. `borders`: for each partition, the offset up to which keys
-    have been compacted. `span_us`: the maximum range of record timestamps in one file, because
-    retention removes files as a whole; a partition whose timestamps vary so much that this leaves
-    it with many files is merged anyway. `since`: an older snapshot that has already been examined;
-    partitions with unchanged files are skipped.
+    are merged, or at least encoded again, as are larger files that lack a typed column. A file
+    without statistics, which every reader must open, is always rewritten with statistics.
+    `borders`: for each partition, the offset up to which keys have been compacted. `span_us`: the
+    maximum range of record timestamps in one file, because retention removes files as a whole; a
+    partition whose timestamps vary so much that this leaves it with many files is merged anyway.
+    `since`: an older snapshot that has already been examined; partitions with unchanged files are
+    skipped.
     """
     groups: list[FileGroup] = []
     for partition, files in _changed(snapshot, since):
@@ -110,6 +119,9 @@ def choose(
                 packs += _tiered(run, compact_files, target_bytes) or _settled(
                     run, target_bytes, settled_before_us
                 )
+        if everything:
+            chosen = {file.path for pack in packs for file in pack}
+            packs += [[file] for file in _unfilled(files, snapshot) if file.path not in chosen]
         groups += [
             FileGroup(
                 topic_id=snapshot.topic_id or "",
@@ -117,6 +129,7 @@ def choose(
                 files=tuple(pack),
                 end=snapshot.ends[partition],
                 is_last=everything or 2 * _size(pack) > target_bytes,
+                columns=snapshot.columns,
             )
             for pack in packs
         ]
@@ -132,6 +145,14 @@ def _changed(
         # Snapshots of one table share the files of partitions that have not changed.
         if partition >= len(known) or files is not known[partition]:
             yield partition, files
+
+
+def _unfilled(files: Sequence[TableFile], snapshot: TableSnapshot) -> Iterator[TableFile]:
+    """Yields files without all typed columns that new files have."""
+    columns = snapshot.columns
+    for file in files:
+        if columns is not None and _is_known(file) and not columns.is_full(file.columns):
+            yield file
 
 
 def _is_known(file: TableFile) -> bool:
@@ -372,7 +393,7 @@ def _are_active(group: FileGroup, snapshot: TableSnapshot) -> bool:
 def _merge(store: Store, topic: str, group: FileGroup) -> data_file.Encoded | None:
     """Encodes all rows of the group's files as one file; None if there are none."""
     level = data_file.SMALL_LEVEL if group.is_last else data_file.FAST_LEVEL
-    encoder = data_file.Encoder(level=level)
+    encoder = data_file.Encoder(level=level, plan=group.plan)
     total = 0
     for file in group.files:
         for batch in read_rows(store, data_path(topic, file), file, group.end):
@@ -515,6 +536,7 @@ def disordered(
                 files=tuple(found),
                 end=snapshot.ends[partition],
                 is_last=2 * _size(found) > target_bytes,
+                columns=snapshot.columns,
             )
     return None
 
@@ -615,6 +637,7 @@ def _encoded(
     level = data_file.SMALL_LEVEL if group.is_last else data_file.FAST_LEVEL
     # Rows in the encoder's buffer, and further ones, are added once the target has been reached.
     capacity_bytes = target_bytes + 4 * limits.ROW_GROUP_BYTES
+    plan = group.plan
     encoder: data_file.Encoder | None = None
     began_beyond = False
     for batch in sorting.in_order(parts, batch_rows=limits.ROW_GROUP_ROWS):
@@ -635,7 +658,7 @@ def _encoded(
                 yield encoder.finish()
                 encoder = None
             if encoder is None:
-                encoder = data_file.Encoder(level=level, capacity_bytes=capacity_bytes)
+                encoder = data_file.Encoder(level=level, capacity_bytes=capacity_bytes, plan=plan)
                 began_beyond = is_beyond
             encoder.add(rows)
     if encoder is not None:

@@ -60,6 +60,7 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
+from sparklog.formats.values.columns import ColumnSet
 from sparklog.storage.maintenance import file_compaction, restoring
 from sparklog.storage.maintenance.newest_records import Newest, Records
 from sparklog.storage.objects import ObjectMissing, Store
@@ -186,6 +187,8 @@ class CompactionPass:
     tombstones_go: bool
     """True to remove tombstones below the horizon that are the only record of their key."""
     target_bytes: int
+    columns: ColumnSet | None = None
+    """The typed columns of the table."""
 
 
 def choose(
@@ -238,6 +241,7 @@ def choose(
                     progress=progress,
                     tombstones_go=waited,
                     target_bytes=target_bytes,
+                    columns=snapshot.columns,
                 )
             )
     return found
@@ -562,7 +566,8 @@ class _Rewrite:
         store, topic, each = self._store, self._topic, self._pass
         is_last = 2 * sum(one.size_bytes for one in pack) > each.target_bytes
         encoder = data_file.Encoder(
-            level=data_file.SMALL_LEVEL if is_last else data_file.FAST_LEVEL
+            level=data_file.SMALL_LEVEL if is_last else data_file.FAST_LEVEL,
+            plan=data_file.plan_for(each.columns, (one.file for one in pack)),
         )
         for one in pack:
             at = 0

@@ -254,6 +254,7 @@ def _file_from_footer(table: TopicTable, remove: Remove, partition: int) -> Tabl
         min_timestamp_us=times[0] if times else None,
         max_timestamp_us=times[1] if times else None,
         modified_us=stat.modified_us // 1_000 * 1_000,
+        columns=delta_log.columns_tag(remove),
     )
 
 

@@ -398,7 +398,8 @@ class _Deleting:
         table, start = self._table, self._deletion.starts[file.partition]
         is_large = 2 * file.size_bytes > limits.COMPACT_TARGET_BYTES
         encoder = data_file.Encoder(
-            level=data_file.SMALL_LEVEL if is_large else data_file.FAST_LEVEL
+            level=data_file.SMALL_LEVEL if is_large else data_file.FAST_LEVEL,
+            plan=data_file.plan_for(table.snapshot.columns, [file]),
         )
         kept = deleted = 0
         path = data_path(table.topic, file)

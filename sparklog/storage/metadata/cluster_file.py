@@ -3,7 +3,7 @@
 The format version keeps out releases that cannot read the root. 2: a broker's log may be in
 segments. 3: the metadata is stored as deltas and snapshots (`storage/metadata/format.py`). 4: the
 root may have feature level 2, whose first version says so in a way that older releases reject. 5:
-the same for level 3.
+and 6: the same for levels 3 and 4.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparklog.clock import Clock
 from sparklog.storage.objects import ObjectMissing, Store, claim
 
 _PATH: Final = "cluster.json"
-_FORMAT_OF_LEVEL: Final = {1: 3, 2: 4, 3: 5}
+_FORMAT_OF_LEVEL: Final = {1: 3, 2: 4, 3: 5, 4: 6}
 """The format version of a root by its feature level: older releases can return to level 1."""
 _OWN_FOLDERS: Final = ("meta", "heartbeats", "wal", "topics", "staging", "security")
 _IGNORED: Final = ("doctor", "lost+found", "desktop.ini", "Thumbs.db")

@@ -8,6 +8,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from sparklog.formats import topic_config
+from sparklog.formats.values.columns import ColumnSet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import delta_log
 from sparklog.storage.table.names import end_app_id, start_app_id
@@ -16,6 +18,8 @@ TOPIC_ID: Final = "sparklog.topicId"
 PARTITIONS: Final = "sparklog.partitions"
 CONFIG: Final = "sparklog.config"
 CREATOR: Final = "sparklog.creator"
+COLUMNS: Final = "sparklog.columns"
+"""The typed columns (`ColumnSet`); the schema follows this property."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,8 @@ def create_change(
 ) -> TableChange:
     """Returns the change that creates a topic, with all partitions empty at offset 0.
 
-    `creator`: the id and epoch of the broker that will add the topic to the metadata.
+    `creator`: the id and epoch of the broker that will add the topic to the metadata. Raises
+    `BadOption` for typed columns that cannot be added.
     """
     app_ids = [
         name(topic_id, partition)
@@ -71,6 +76,7 @@ def create_change(
             TOPIC_ID: topic_id,
             PARTITIONS: str(partitions),
             CONFIG: msgspec.json.encode(dict(config)).decode(),
+            COLUMNS: _encoded(topic_config.columns_of(config, None)),
         }
         | ({} if creator is None else {CREATOR: f"{creator[0]}/{creator[1]}"}),
         operation="CREATE TABLE",
@@ -81,10 +87,14 @@ def create_change(
 def describe_change(
     snapshot: TableSnapshot, partitions: int, config: Mapping[str, str]
 ) -> TableChange:
-    """Returns the change that sets the configuration and partition count, which never shrinks."""
+    """Returns the change that sets the configuration and partition count, which never shrinks.
+
+    Raises `BadOption` for typed columns that cannot be added.
+    """
     topic_id = snapshot.topic_id
     assert topic_id is not None
     assert partitions >= snapshot.partitions
+    columns = topic_config.columns_of(config, snapshot.columns)
     return TableChange(
         txns={
             name(topic_id, partition): 0
@@ -94,7 +104,8 @@ def describe_change(
         properties={
             PARTITIONS: str(partitions),
             CONFIG: msgspec.json.encode(dict(config)).decode(),
-        },
+        }
+        | ({} if columns == snapshot.columns else {COLUMNS: _encoded(columns)}),
         operation="SET TBLPROPERTIES",
     )
 
@@ -104,10 +115,14 @@ def delete_change(snapshot: TableSnapshot) -> TableChange:
 
     An append-only table may be dropped too, so this property is unset with the topic.
     """
-    ours = (TOPIC_ID, PARTITIONS, CONFIG, CREATOR)
+    ours = (TOPIC_ID, PARTITIONS, CONFIG, CREATOR, COLUMNS)
     is_barred = snapshot.append_only
     return TableChange(
         removes=tuple(file for files in snapshot.files for file in files),
         properties=dict.fromkeys((*ours, delta_log.APPEND_ONLY) if is_barred else ours),
         operation="DELETE",
     )
+
+
+def _encoded(columns: ColumnSet | None) -> str | None:
+    return None if columns is None else columns.encode()

@@ -12,15 +12,18 @@ Rules:
   delta-encoded, and repeated keys are dictionary-encoded. Incompressible values are stored
   unchanged, which costs nothing to write or read.
 - Each page has a CRC32, so that compaction never copies bytes that a disk has damaged.
-- A file with few rows omits the column of keys or headers if all of them are null, as Delta allows.
+- A file with few rows omits columns that are null in all of them, as Delta allows.
+- Typed columns are computed here, from the values, for each program that writes files. They are
+  never taken from another file, so a rewrite fills columns that its inputs lack.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +33,11 @@ import pyarrow.parquet as pq
 from sparklog import arrow, limits
 from sparklog.clock import Clock
 from sparklog.formats.record import FILE_SCHEMA
+from sparklog.formats.values.columns import ColumnSet, Plan
+from sparklog.formats.values.typed import typed_columns
 from sparklog.storage.objects import Store, claim
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table.names import file_suffix, table_folder
+from sparklog.storage.table.names import file_suffix, is_our_file, table_folder
 
 FAST_LEVEL: Final = 1
 """The zstd level for files to be merged soon: 5 million short records per second per core."""
@@ -46,6 +51,9 @@ _WORTH_A_DICTIONARY: Final = 0.5
 _SMALL_BYTES: Final = 8 * limits.KIB
 _PACKED: Final = dict.fromkeys(("offset", "timestamp", "timestampType"), "DELTA_BINARY_PACKED")
 _LACKED: Final = ("key", "headers")
+_PIECE_ROWS: Final = 4_096
+_PIECE_BYTES: Final = 4 * limits.MIB
+"""Bounds of the values whose typed columns are computed at a time."""
 _SMALL_OPTIONS: Final[dict[str, Any]] = {
     "use_dictionary": False,
     "column_encoding": _PACKED,
@@ -66,15 +74,35 @@ class Encoded:
     last: int
     min_timestamp_us: int
     max_timestamp_us: int
+    columns: str | None = None
+    """The tag of its typed columns."""
+    misfits: int = 0
+    """The number of its rows with an error in a typed column."""
 
 
 class Encoder:
     """Encodes one Parquet file batch by batch; buffers the encoded bytes and one row group."""
 
-    def __init__(self, *, level: int = FAST_LEVEL, capacity_bytes: int | None = None) -> None:
-        """With `capacity_bytes`, which must suffice, memory is allocated once and never moved."""
+    def __init__(
+        self,
+        *,
+        level: int = FAST_LEVEL,
+        capacity_bytes: int | None = None,
+        plan: Plan | None = None,
+    ) -> None:
+        """Creates an encoder.
+
+        Args:
+            level: of zstd.
+            capacity_bytes: the memory for the file, allocated once and never moved. It must suffice
+                for a file without typed columns; one with such columns ignores it.
+            plan: the typed columns of the file.
+        """
         self._level = level
-        self._room = None if capacity_bytes is None else pa.allocate_buffer(capacity_bytes)
+        self._plan = plan
+        self._misfits = 0
+        is_bounded = capacity_bytes is not None and plan is None
+        self._room = pa.allocate_buffer(capacity_bytes) if is_bounded else None
         self._sink = (
             pa.BufferOutputStream() if self._room is None else pa.FixedSizeBufferWriter(self._room)
         )
@@ -121,10 +149,33 @@ class Encoder:
         table = waiting.slice(0, rows).combine_chunks()  # each chunk of each column has a cost
         del waiting  # otherwise the combined rows are in memory twice
         self._note(table)
-        if self._writer is None:
-            options = _options(table, self._level)
-            self._writer = pq.ParquetWriter(self._sink, FILE_SCHEMA, **options)
-        self._writer.write_table(table, row_group_size=limits.ROW_GROUP_ROWS)
+        for group in [table] if self._plan is None else self._with_columns(table, self._plan):
+            if self._writer is None:
+                options = _options(group, self._level)
+                self._writer = pq.ParquetWriter(self._sink, group.schema, **options)
+            self._writer.write_table(group, row_group_size=limits.ROW_GROUP_ROWS)
+
+    def _with_columns(self, table: pa.Table, plan: Plan) -> Iterator[pa.Table]:
+        """Yields row groups with typed columns, which may take far more memory than the values."""
+        values = table.column("value").chunk(0)
+        parts: list[list[pa.Array]] = []
+        first = at = size_bytes = 0
+        while at < table.num_rows:
+            piece = values.slice(at, _PIECE_ROWS)
+            while len(piece) > 1 and piece.nbytes > _PIECE_BYTES:
+                piece = piece.slice(0, len(piece) // 2)
+            typed = typed_columns(plan, piece)
+            self._misfits += typed.misfits
+            parts.append(typed.columns)
+            size_bytes += sum(column.nbytes for column in typed.columns)
+            at += len(piece)
+            if size_bytes >= limits.ROW_GROUP_BYTES or at == table.num_rows:
+                group = table.slice(first, at - first)
+                for field, chunks in zip(plan.fields, zip(*parts, strict=True), strict=True):
+                    group = group.append_column(field, pa.chunked_array(chunks, field.type))
+                yield group
+                first, size_bytes = at, 0
+                parts.clear()
 
     def _note(self, table: pa.Table) -> None:
         offsets = arrow.as_numpy(table.column("offset"))
@@ -157,31 +208,37 @@ class Encoder:
             last=self._last,
             min_timestamp_us=self._min_timestamp_us,
             max_timestamp_us=self._max_timestamp_us,
+            columns=None if self._plan is None else self._plan.tag,
+            misfits=self._misfits,
         )
 
 
-def encode(batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL) -> Encoded:
-    """Encodes batches in offset order, with at least one row, as a Parquet file of `FILE_SCHEMA`.
+def encode(
+    batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL, plan: Plan | None = None
+) -> Encoded:
+    """Encodes batches in offset order, with at least one row, as a Parquet file.
 
-    Raises AssertionError if offsets are not strictly increasing.
+    The file has the columns of `FILE_SCHEMA` and the typed ones of the plan. Raises AssertionError
+    if offsets are not strictly increasing.
     """
     size_bytes = sum(batch.nbytes for batch in batches)
     if size_bytes <= _SMALL_BYTES and level == FAST_LEVEL:
-        return _encode_small(batches)
+        return _encode_small(batches, plan)
     # Plain values take as many bytes as in Arrow; the rest is page headers and the footer.
-    encoder = Encoder(level=level, capacity_bytes=size_bytes + size_bytes // 16 + limits.MIB)
+    capacity_bytes = size_bytes + size_bytes // 16 + limits.MIB
+    encoder = Encoder(level=level, capacity_bytes=capacity_bytes, plan=plan)
     for batch in batches:
         encoder.add(batch)
     return encoder.finish()
 
 
-def _encode_small(batches: Sequence[pa.RecordBatch]) -> Encoded:
+def _encode_small(batches: Sequence[pa.RecordBatch], plan: Plan | None) -> Encoded:
     """Encodes a few rows in an eighth of the time: they are not worth compressing.
 
-    The file omits `key` and `headers` if they are null in all rows, as Delta allows.
+    The file omits `key`, `headers` and typed columns that are null in all rows, as Delta allows.
     """
-    rows = [batch.select(FILE_SCHEMA.names) for batch in batches if batch.num_rows]
-    whole = rows[0] if len(rows) == 1 else pa.concat_batches(rows)
+    filled = [batch.select(FILE_SCHEMA.names) for batch in batches if batch.num_rows]
+    whole = filled[0] if len(filled) == 1 else pa.concat_batches(filled)
     offsets = arrow.as_numpy(whole.column("offset"))
     assert bool(np.all(offsets[1:] > offsets[:-1])), "offsets do not rise"
     assert not whole.column("timestamp").null_count, "a record without a time"
@@ -190,8 +247,15 @@ def _encode_small(batches: Sequence[pa.RecordBatch]) -> Encoded:
     # Each column costs time to write and to read.
     lacking = {name for name in _LACKED if whole.column(name).null_count == whole.num_rows}
     names = [name for name in FILE_SCHEMA.names if name not in lacking]
-    with pq.ParquetWriter(sink, _schema(tuple(names)), **_SMALL_OPTIONS) as writer:
-        writer.write_batch(whole.select(names))
+    schema, rows, misfits = _schema(tuple(names)), whole.select(names), 0
+    if plan is not None:
+        typed = typed_columns(plan, whole.column("value"))
+        misfits = typed.misfits
+        for field, column in zip(plan.fields, typed.columns, strict=True):
+            if column.null_count < whole.num_rows:
+                schema, rows = schema.append(field), rows.append_column(field, column)
+    with pq.ParquetWriter(sink, schema, **_SMALL_OPTIONS) as writer:
+        writer.write_batch(rows)
     return Encoded(
         data=sink.getvalue(),
         rows=whole.num_rows,
@@ -199,6 +263,8 @@ def _encode_small(batches: Sequence[pa.RecordBatch]) -> Encoded:
         last=int(offsets[-1]),
         min_timestamp_us=int(times.min()),
         max_timestamp_us=int(times.max()),
+        columns=None if plan is None else plan.tag,
+        misfits=misfits,
     )
 
 
@@ -220,25 +286,28 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 def _options(table: pa.Table, level: int) -> dict[str, Any]:
     is_final = level > FAST_LEVEL
-    codecs = {path: "zstd" if is_final or _has_any(table, path) else "none" for path in _leaves()}
+    leaves = _leaves(table.schema)
+    codecs = {path: "zstd" if is_final or _has_any(table, path) else "none" for path in leaves}
     if not _shrinks(table.column("value").chunk(0)):
         codecs["value"] = "none"
+    typed = [path for path in leaves if path.partition(".")[0] not in FILE_SCHEMA.names]
+    with_dictionary = ["key"] if _repeats(table.column("key").chunk(0)) else []
     return {
-        "use_dictionary": ["key"] if _repeats(table.column("key").chunk(0)) else False,
+        "use_dictionary": [*with_dictionary, *typed] or False,
         "column_encoding": _PACKED,
         "compression": codecs,
         "compression_level": {path: level for path, codec in codecs.items() if codec == "zstd"},
-        "write_statistics": ["offset", "timestamp"],
+        "write_statistics": ["offset", "timestamp", *typed],
         "write_page_checksum": True,
         "store_schema": False,  # Parquet's types suffice
     }
 
 
-@functools.cache
-def _leaves() -> tuple[str, ...]:
+@functools.lru_cache(maxsize=64)
+def _leaves(schema: pa.Schema) -> tuple[str, ...]:
     """Returns the column paths in the notation of the Parquet writer's options."""
     sink = pa.BufferOutputStream()
-    pq.write_table(FILE_SCHEMA.empty_table(), sink)
+    pq.write_table(schema.empty_table(), sink)
     found = pq.read_metadata(sink.getvalue()).schema
     return tuple(found.column(number).path for number in range(len(found.names)))
 
@@ -267,6 +336,19 @@ def _repeats(keys: pa.Array) -> bool:
 # ------------------------------------------------------------------------------ files
 
 
+def plan_for(columns: ColumnSet | None, files: Iterable[TableFile]) -> Plan | None:
+    """Returns the typed columns of a file with the rows of these files.
+
+    They include all that the files have: a rewrite removes no values.
+    """
+    if columns is None:
+        return None
+    found = list(files)
+    if all(is_our_file(unquote(file.path)) for file in found):
+        return columns.plan(file.columns for file in found)
+    return columns.plan_for_foreign()
+
+
 def new_file(
     encoded: Encoded,
     *,
@@ -289,6 +371,8 @@ def new_file(
         max_timestamp_us=encoded.max_timestamp_us,
         # Its age counts from before the put; the log stores milliseconds.
         modified_us=clock.now_us() // 1_000 * 1_000,
+        columns=encoded.columns,
+        misfits=None if encoded.columns is None else encoded.misfits,
     )
 
 
@@ -321,13 +405,14 @@ def write_file(
     clock: Clock,
     level: int = FAST_LEVEL,
     preparation: int | None = None,
+    plan: Plan | None = None,
 ) -> TableFile:
     """Puts rows of one partition as a data file, which a commit still has to add.
 
     `batches` are of `ROW_SCHEMA` or `FILE_SCHEMA`, in offset order, with at least one row. Raises
     what `claim` raises.
     """
-    encoded = encode(batches, level=level)
+    encoded = encode(batches, level=level, plan=plan)
     return put_file(
         store,
         encoded,

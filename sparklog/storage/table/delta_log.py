@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from sparklog import errors
 from sparklog.formats.record import ROW_SCHEMA
+from sparklog.formats.values.columns import ERROR, ColumnSet
 from sparklog.storage.snapshot import TableFile
 
 READER_VERSION: Final = 1
@@ -456,6 +457,8 @@ def decode_last_checkpoint(data: pa.Buffer) -> int | None:
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _TRUNCATION_US: Final = 1_000
+COLUMNS_TAG: Final = "sparklog.columns"
+"""The tag of a file, and of its removal, with `TableFile.columns`."""
 _FINER_THAN_MS: Final = re.compile(r"\.\d{4}")
 
 
@@ -482,6 +485,8 @@ def add_of(file: TableFile, *, data_change: bool) -> Add:
         max_values=_Bounds(offset=file.last, timestamp=_iso(file.max_timestamp_us)),
         null_count={"offset": 0, "timestamp": 0},
     )
+    if file.rows is not None and file.misfits is not None:
+        statistics.null_count[ERROR] = file.rows - file.misfits
     return Add(
         path=file.path,
         partition_values={"partition": str(file.partition)},
@@ -489,6 +494,7 @@ def add_of(file: TableFile, *, data_change: bool) -> Add:
         modification_time=file.modified_us // 1_000,
         data_change=data_change,
         stats=_encoder.encode(statistics).decode(),
+        tags=None if file.columns is None else {COLUMNS_TAG: file.columns},
     )
 
 
@@ -516,7 +522,21 @@ def file_of(add: Add) -> TableFile:
         min_timestamp_us=_microseconds(low.timestamp),
         max_timestamp_us=_microseconds(high.timestamp, is_upper=True),
         modified_us=add.modification_time * 1_000,
+        columns=columns_tag(add),
+        misfits=_misfits(statistics),
     )
+
+
+def _misfits(statistics: _Statistics) -> int | None:
+    nulls = statistics.null_count.get(ERROR)
+    if isinstance(nulls, int) and statistics.num_records is not None:
+        return statistics.num_records - nulls
+    return None
+
+
+def columns_tag(action: Add | Remove) -> str | None:
+    """Returns the tag of the typed columns that a file has; None if it has none."""
+    return (action.tags or {}).get(COLUMNS_TAG)
 
 
 def _iso(timestamp_us: int | None) -> str | None:
@@ -543,6 +563,19 @@ def _microseconds(text: str | None, *, is_upper: bool = False) -> int | None:
 
 # ------------------------------------------------------------------------------ our tables
 
+_DELTA_NAMES: Final = {
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+}
+
 
 def _delta_type(kind: pa.DataType) -> Any:
     if pa.types.is_struct(kind):
@@ -550,23 +583,26 @@ def _delta_type(kind: pa.DataType) -> Any:
     if pa.types.is_list(kind):
         element = _delta_type(kind.value_type)
         return {"type": "array", "elementType": element, "containsNull": True}
+    if pa.types.is_map(kind):
+        value = _delta_type(kind.item_type)
+        return {"type": "map", "keyType": "string", "valueType": value, "valueContainsNull": True}
     if pa.types.is_timestamp(kind):
         return "timestamp"
-    return {
-        pa.int32(): "integer",
-        pa.int64(): "long",
-        pa.string(): "string",
-        pa.binary(): "binary",
-    }[kind]
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _DELTA_NAMES[kind]
 
 
 def _delta_field(each: pa.Field) -> dict[str, Any]:
     return {"name": each.name, "type": _delta_type(each.type), "nullable": True, "metadata": {}}
 
 
-SCHEMA_STRING: Final = msgspec.json.encode(
-    {"type": "struct", "fields": [_delta_field(each) for each in ROW_SCHEMA]}
-).decode()
+def _schema_string(fields: Iterable[dict[str, Any]]) -> str:
+    return msgspec.json.encode({"type": "struct", "fields": list(fields)}).decode()
+
+
+SCHEMA_STRING: Final = _schema_string(map(_delta_field, ROW_SCHEMA))
+"""The schema of a table without typed columns."""
 PARTITION_COLUMNS: Final = ["partition"]
 PROTOCOL: Final = Protocol(min_reader_version=READER_VERSION, min_writer_version=WRITER_VERSION)
 
@@ -583,6 +619,17 @@ def new_metadata(*, table_id: str, created_ms: int) -> Metadata:
     )
 
 
+def with_columns(metadata: Metadata, columns: ColumnSet | None) -> Metadata:
+    """Returns the metadata with the columns of every topic and these typed ones.
+
+    Columns that it has already keep their comments.
+    """
+    known = {each["name"]: each for each in _fields(metadata.schema_string)}
+    wanted = [*ROW_SCHEMA, *(columns.fields if columns is not None else ())]
+    schema_string = _schema_string(known.get(each.name) or _delta_field(each) for each in wanted)
+    return msgspec.structs.replace(metadata, schema_string=schema_string)
+
+
 APPEND_ONLY: Final = "delta.appendOnly"
 FILE_RETENTION: Final = "delta.deletedFileRetentionDuration"
 LOG_RETENTION: Final = "delta.logRetentionDuration"
@@ -595,9 +642,18 @@ _WRITER_FEATURES: Final = {
 }
 
 
-def foreign_reason(protocol: Protocol, metadata: Metadata) -> str | None:
-    """Names a feature, property or column that sparklog does not support; None if there is none."""
-    return _protocol_reason(protocol) or _property_reason(metadata) or _schema_reason(metadata)
+def foreign_reason(
+    protocol: Protocol, metadata: Metadata, columns: ColumnSet | None = None
+) -> str | None:
+    """Names a feature, property or column that sparklog does not support; None if there is none.
+
+    `columns`: the typed columns that the table should have.
+    """
+    return (
+        _protocol_reason(protocol)
+        or _property_reason(metadata)
+        or _schema_reason(metadata, columns)
+    )
 
 
 def is_append_only(metadata: Metadata) -> bool:
@@ -629,12 +685,14 @@ def _property_reason(metadata: Metadata) -> str | None:
     return None
 
 
-def _schema_reason(metadata: Metadata) -> str | None:
+def _schema_reason(metadata: Metadata, columns: ColumnSet | None) -> str | None:
     if metadata.format.provider != "parquet":
         return f"its files are {metadata.format.provider}, not parquet"
     if metadata.partition_columns != PARTITION_COLUMNS:
         return f"it is partitioned by {metadata.partition_columns}, not by {PARTITION_COLUMNS}"
-    found, ours = _shape(metadata.schema_string), _shape(SCHEMA_STRING)
+    found, ours = _shape(metadata.schema_string), _OWN_SHAPE
+    if columns is not None:
+        ours = ours | {each.name: _without_comments(_delta_field(each)) for each in columns.fields}
     for name in sorted(found.keys() | ours.keys()):
         if found.get(name) != ours.get(name):
             return f"column {name!r} is {found.get(name, 'missing')}, not {ours.get(name, 'there')}"
@@ -643,8 +701,12 @@ def _schema_reason(metadata: Metadata) -> str | None:
 
 def _shape(schema_string: str) -> dict[str, Any]:
     """Returns the columns by name, without comments, which any engine may change."""
-    schema = msgspec.json.decode(schema_string)
-    return {each["name"]: _without_comments(each) for each in schema["fields"]}
+    return {each["name"]: _without_comments(each) for each in _fields(schema_string)}
+
+
+def _fields(schema_string: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = msgspec.json.decode(schema_string)["fields"]
+    return found
 
 
 def _without_comments(node: Any) -> Any:
@@ -655,3 +717,6 @@ def _without_comments(node: Any) -> Any:
     kept = {key: _without_comments(value) for key, value in node.items() if key != "metadata"}
     rules = {k: v for k, v in node.get("metadata", {}).items() if k.startswith("delta.")}
     return kept | rules
+
+
+_OWN_SHAPE: Final = _shape(SCHEMA_STRING)

@@ -12,9 +12,10 @@ from urllib.parse import unquote
 import msgspec
 
 from sparklog import errors, limits
+from sparklog.formats.values import columns
 from sparklog.storage.table import delta_log, removed_files
-from sparklog.storage.table.changes import TableChange
-from sparklog.storage.table.delta_log import Actions, CommitInfo, Metadata, Remove, Txn
+from sparklog.storage.table.changes import COLUMNS, TableChange
+from sparklog.storage.table.delta_log import Actions, Add, CommitInfo, Metadata, Remove, Txn
 from sparklog.storage.table.names import preparation_of
 from sparklog.storage.table.replay import Replay
 from sparklog.version import VERSION
@@ -52,14 +53,17 @@ def check(
 ) -> None:
     """Checks that a change may follow the version of `replay`.
 
-    Raises `PolicyViolation` for a removal of rows from an append-only table, and `TimedOut` for a
-    file that is too old to be added, or whose preparation is not open.
+    Raises `PolicyViolation` for a removal of rows from an append-only table, `TimedOut` for a file
+    that is too old to be added, or whose preparation is not open, and `ColumnsChanged`.
     """
     assert replay.topic_id is None or not change.create
     assert replay.topic_id is not None or not change.adds
     assert all(unquote(file.path) in replay.active for file in change.removes)
     assert not any(unquote(file.path) in replay.active for file in change.adds)
     assert all(version >= replay.offset(app_id) for app_id, version in change.txns.items())
+    # A file that was in the table before may be of a set that another engine's RESTORE has undone.
+    if not change.restores and not all(map(replay.has_columns, change.adds)):
+        raise errors.ColumnsChanged(topic=topic)
     if replay.append_only and _removes_rows(change, replay):
         raise errors.PolicyViolation(topic=topic, reason=APPEND_ONLY_REASON)
     is_prepared = change.preparation is not None
@@ -129,7 +133,7 @@ def _actions(change: TableChange, replay: Replay, now_ms: int) -> Actions:
             Remove(
                 path=replay.active[path].path,
                 deletion_timestamp=now_ms + kept_ms,
-                tags={removed_files.REMOVED_AT: str(now_ms)} if is_kept else None,
+                tags=_tags(replay.active[path], now_ms if is_kept else None),
                 data_change=change.data_change or change.drops_rows,
                 extended_file_metadata=True,
                 partition_values=replay.active[path].partition_values,
@@ -141,10 +145,24 @@ def _actions(change: TableChange, replay: Replay, now_ms: int) -> Actions:
     )
 
 
+def _tags(add: Add, removed_ms: int | None) -> dict[str, str | None] | None:
+    """Returns the tags of a removed file, which tell a later restoration about it."""
+    found: dict[str, str | None] = {}
+    if tag := delta_log.columns_tag(add):
+        found[delta_log.COLUMNS_TAG] = tag
+    if removed_ms is not None:
+        found[removed_files.REMOVED_AT] = str(removed_ms)
+    return found or None
+
+
 def _metadata(replay: Replay, properties: Mapping[str, str | None], now_ms: int) -> Metadata:
     before = replay.metadata or delta_log.new_metadata(
         table_id=str(uuid.uuid4()), created_ms=now_ms
     )
     merged = {**before.configuration, **properties}
     kept = {name: value for name, value in merged.items() if value is not None}
-    return msgspec.structs.replace(before, configuration=kept)
+    changed = msgspec.structs.replace(before, configuration=kept)
+    if COLUMNS not in properties:
+        return changed
+    encoded = kept.get(COLUMNS)
+    return delta_log.with_columns(changed, None if encoded is None else columns.decode(encoded))

@@ -12,9 +12,11 @@ from urllib.parse import unquote
 import msgspec
 
 from sparklog import errors, limits
+from sparklog.formats.values import columns
+from sparklog.formats.values.columns import ColumnSet
 from sparklog.storage.snapshot import GapCause, Gaps, TableFile, TableSnapshot
 from sparklog.storage.table import delta_log, gaps, removed_files
-from sparklog.storage.table.changes import CONFIG, CREATOR, PARTITIONS, TOPIC_ID
+from sparklog.storage.table.changes import COLUMNS, CONFIG, CREATOR, PARTITIONS, TOPIC_ID
 from sparklog.storage.table.delta_log import Actions, Add, Metadata, Protocol, Remove, Txn
 from sparklog.storage.table.names import (
     end_app_id,
@@ -40,6 +42,7 @@ class _Topic:
     append_only: bool = False
     file_retention_seconds: float | None = None
     log_retention_seconds: float | None = None
+    columns: ColumnSet | None = None
     foreign: str | None = None
     """The reason sparklog does not support this table; None if it does."""
 
@@ -47,9 +50,14 @@ class _Topic:
 def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
     if protocol is None or metadata is None:
         return _Topic(foreign="its log has no protocol or no metadata")
-    if reason := delta_log.foreign_reason(protocol, metadata):
-        return _Topic(foreign=reason)
     properties, append_only = metadata.configuration, delta_log.is_append_only(metadata)
+    try:
+        encoded = properties.get(COLUMNS)
+        typed = None if encoded is None else columns.decode(encoded)
+    except (ValueError, msgspec.MsgspecError) as error:
+        return _Topic(foreign=f"its property {COLUMNS} is damaged: {error}")
+    if reason := delta_log.foreign_reason(protocol, metadata, typed):
+        return _Topic(foreign=reason)
     if properties.get(TOPIC_ID) is None:
         return _Topic(append_only=append_only)
     try:
@@ -62,6 +70,7 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
             partitions=partitions,
             config=MappingProxyType(config),
             creator=_creator(properties.get(CREATOR)),
+            columns=typed,
             append_only=append_only,
             file_retention_seconds=removed_files.interval_seconds(
                 properties.get(delta_log.FILE_RETENTION)
@@ -145,6 +154,11 @@ class Replay:
     @property
     def file_retention_seconds(self) -> float | None:
         return self._topic.file_retention_seconds
+
+    def has_columns(self, file: TableFile) -> bool:
+        """Returns whether the table has the typed columns of a file."""
+        known = self._topic.columns
+        return file.columns is None or (known is not None and known.is_known(file.columns))
 
     def apply(self, version: int, actions: Actions) -> None:
         """Applies the actions of a commit or checkpoint, which result in `version`."""
@@ -290,6 +304,7 @@ class Replay:
             append_only=self._topic.append_only,
             file_retention_seconds=self._topic.file_retention_seconds,
             log_retention_seconds=self._topic.log_retention_seconds,
+            columns=self._topic.columns,
         )
 
     def _update_partitions(self) -> None:
