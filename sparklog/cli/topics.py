@@ -11,7 +11,7 @@ import typer
 
 from sparklog import errors
 from sparklog.display import counted
-from sparklog.formats.topic_config import described
+from sparklog.formats.topic_config import JSON, VALUE_FORMAT, VALUE_SCHEMA, described
 from sparklog.formats.topic_names import unknown_topic
 from sparklog.terminal.commands import Command
 from sparklog.terminal.options import (
@@ -34,6 +34,7 @@ from sparklog.terminal.printing import print_columns
 if TYPE_CHECKING:
     from sparklog.client.log import Log
     from sparklog.formats import flight_messages
+    from sparklog.formats.values.proposal import Proposal
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -321,6 +322,98 @@ def compact(
 
 
 @app.command(cls=Command)
+def columns(
+    topic: TopicArgument,
+    records: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Look for new fields in about N of the newest records."
+        ),
+    ] = 1_000,
+    accept: Annotated[
+        bool, typer.Option("--accept", help="Add a column for each new field.")
+    ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Stop filling a column; repeat it for more. Existing values stay.",
+            show_default=False,
+        ),
+    ] = None,
+    backfill: Annotated[
+        bool,
+        typer.Option(
+            "--backfill",
+            help="Then rewrite the table's files so that old records have the columns.",
+        ),
+    ] = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
+) -> None:
+    """Show the typed columns of a topic's table, and fields of its JSON values without one.
+
+    On a topic without typed columns, --accept adds them.
+
+    Example: sparklog topics columns orders --accept --root ./data
+    """
+    with open_log(root, bootstrap, wait) as log:
+        info = log.describe(topic)
+        proposal = log.propose_columns(topic, records)
+        changed = _changed_columns(info, proposal, set(drop or ()), accepts=accept)
+        if changed is not None:
+            info = log.alter(topic, changed)
+        if backfill:
+            info = log.compact(topic)
+        if info.columns:
+            _print_columns(info)
+        if not accept:
+            _print_proposal(info, proposal)
+
+
+def _changed_columns(
+    info: flight_messages.TopicInfo, proposal: Proposal, drops: set[str], *, accepts: bool
+) -> dict[str, str | None] | None:
+    """Returns the change to the topic's configuration; None if there is nothing to change.
+
+    Raises `typer.BadParameter` for a column that does not exist.
+    """
+    from sparklog.formats.values.ddl import of_fields
+
+    filled = {each.name: each for each in info.columns if each.is_filled}
+    if unknown := sorted(drops - filled.keys()):
+        raise typer.BadParameter(
+            f"{unknown[0]} is not a filled column of {info.topic}"
+            f" ({', '.join(filled) or 'it has none'})",
+            param_hint="--drop",
+        )
+    kept = [each for each in proposal.known if each.name not in {filled[d].field for d in drops}]
+    added = [each.field for each in proposal.columns] if accepts else []
+    if not drops and not added:
+        return None
+    if not kept and not added:
+        return {VALUE_FORMAT: None, VALUE_SCHEMA: None}
+    return {VALUE_FORMAT: JSON, VALUE_SCHEMA: of_fields([*kept, *added])}
+
+
+def _print_proposal(info: flight_messages.TopicInfo, proposal: Proposal) -> None:
+    if info.columns and (proposal.columns or proposal.left_out):
+        typer.echo()
+    if not proposal.objects:
+        typer.echo(f"None of the {counted(proposal.records, 'newest record')} is a JSON object.")
+        return
+    if proposal.columns:
+        typer.echo(f"Fields without a column in the newest {counted(proposal.records, 'record')}:")
+        heading = ("field", "type", "records", "example")
+        rows = [(c.field.name, c.type, c.records, c.example) for c in proposal.columns]
+        print_columns([heading, *rows])
+        typer.echo(f"To add them: sparklog topics columns {info.topic} --accept")
+    for each in proposal.left_out:
+        typer.echo(f"Not possible as a column: {each}")
+
+
+@app.command(cls=Command)
 def trim(
     topic: TopicArgument,
     before: Annotated[
@@ -444,6 +537,27 @@ def _print_topic(info: flight_messages.TopicInfo) -> None:
     heading = ("partition", "leader", "start", "end", "published")
     rows = [(p.partition, p.leader, p.start, p.end, p.published) for p in info.partitions]
     print_columns([heading, *rows])
+    if info.columns:
+        typer.echo()
+        _print_columns(info)
+
+
+def _print_columns(info: flight_messages.TopicInfo) -> None:
+    heading = ("column", "type", "field", "new records")
+    states = {True: "filled", False: "null"}
+    print_columns(
+        [heading, *((c.name, c.type, c.field, states[c.is_filled]) for c in info.columns)]
+    )
+    if info.misfits:
+        typer.echo(
+            f"{counted(info.misfits, 'record')} in the table do not fit: those fields are null,"
+            " and _error says why"
+        )
+    if info.unfilled_rows:
+        typer.echo(
+            f"{counted(info.unfilled_rows, 'record')} in the table were written before a column was"
+            " added, and have null there until their files are rewritten"
+        )
 
 
 def _print_starts(info: flight_messages.TopicInfo, starts: Mapping[int, int]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sparklog.client.json_frames import ValueFormat
     from sparklog.client.producer.batch import OnDelivery
     from sparklog.client.producer.producer import Partitioner, Producer
+    from sparklog.formats.values.proposal import Proposal
 
 _REPR_SECONDS = 1.0
 """Time limit for all requests of one notebook display together."""
@@ -247,7 +248,7 @@ class Log(Admin):
             start: the first offset, or a time (a datetime with a zone, or ISO 8601), or one of
                 these by partition; None: the earliest.
             end: like `start`, but exclusive; None: the end at the time of the call.
-            columns: the columns to return, in this order; None: all.
+            columns: the columns to return, in this order; None: all, the typed ones last.
             partitions: their numbers; None: all.
             values: the type of the column `value`. "bytes": binary; "text": string; "json": the
                 common type of all decoded values, a struct for objects. A tombstone is null.
@@ -272,6 +273,24 @@ class Log(Admin):
             partitions=partitions,
             values=values,
         )
+
+    def propose_columns(self, topic: str, records: int = 1_000) -> Proposal:
+        """Returns typed columns for fields of the newest records that the table has none for.
+
+        Its values are JSON objects. `log.alter(topic, {"value.format": "json", "value.schema":
+        proposal.schema})` adds the columns. Raises what `read` raises.
+
+        Args:
+            topic: must exist.
+            records: how many to examine, of all partitions together.
+        """
+        from sparklog.client.table_reading import read_newest
+        from sparklog.formats.values.proposal import propose
+
+        info = describe(self.connection, arguments.topic(topic))
+        count = arguments.whole("records", records)
+        values = read_newest(self.connection, info, count).column("value").to_pylist()
+        return propose(values, info.plan.columns if info.plan is not None else ())
 
     def offsets_for_times(self, topic: str, when: datetime | str) -> dict[int, int]:
         """Returns, by partition, the offset of the first record at `when` or later, or the end.

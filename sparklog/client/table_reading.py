@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,8 @@ from sparklog.client.json_frames import VALUE_FORMATS, ValueFormat, ValueReader
 from sparklog.client.offsets import Point, Points, describe, offsets_of
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
+from sparklog.formats.values.columns import Plan
+from sparklog.formats.values.typed import typed_columns
 
 
 def read_table(
@@ -29,17 +31,22 @@ def read_table(
     values: ValueFormat,
 ) -> pa.Table:
     """Returns the records of a topic; arguments and errors are those of `Log.read`."""
-    names = ROW_SCHEMA.names if columns is None else arguments.texts("columns", columns)
-    fetched = wire_columns(names)
     if values not in VALUE_FORMATS:
         reason = f"expected one of {', '.join(map(repr, VALUE_FORMATS))}"
         raise errors.BadOption(option="values", value=repr(values), reason=reason)
-    decodes = values != "bytes" and "value" in names
-    reader = ValueReader(topic, values)
     if partitions is not None:
         what = "the numbers of partitions, as a list"
         partitions = arguments.each("partitions", partitions, arguments.partition, what)
+    names = None if columns is None else arguments.texts("columns", columns)
     info = describe(connection, arguments.topic(topic))
+    schema, plan = _schema(info, names)
+    names = schema.names
+    decodes = values != "bytes" and "value" in names
+    reader = ValueReader(topic, values)
+    needed = dict.fromkeys(name for name in names if name in ROW_SCHEMA.names)
+    if plan is not None:
+        needed["value"] = None
+    fetched = wire_columns(needed)
     wanted = range(len(info.partitions)) if partitions is None else sorted(set(partitions))
     starts = _bounds(connection, info, wanted, start, "earliest")
     ends = _bounds(connection, info, wanted, end, "latest")
@@ -58,17 +65,56 @@ def read_table(
         ):
             if decodes:
                 decoded += reader.decode(partition, batch)
+            if plan is not None:
+                typed = typed_columns(plan, batch.column("value"))
+                for field, column in zip(plan.fields, typed.columns, strict=True):
+                    batch = batch.append_column(field, column)
             batches.append(batch.select(names))
         return batches, decoded
 
     with ThreadPoolExecutor(limits.READ_THREADS, "sparklog-read") as threads:
         read = list(threads.map(read_partition, wanted))
-    schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
     table = pa.Table.from_batches([batch for part, _ in read for batch in part], schema)
     if not decodes:
         return table
     column = reader.column([value for _, part in read for value in part])
     return table.set_column(names.index("value"), "value", column)
+
+
+def read_newest(connection: Connection, info: flight_messages.TopicInfo, count: int) -> pa.Table:
+    """Returns the values of about `count` of a topic's newest records, as many of each partition.
+
+    Raises what `Log.read` raises.
+    """
+    most = -(-count // len(info.partitions))
+    return read_table(
+        connection,
+        info.topic,
+        start={each.partition: max(each.start, each.end - most) for each in info.partitions},
+        end={each.partition: each.end for each in info.partitions},
+        columns=["value"],
+        partitions=None,
+        values="bytes",
+    )
+
+
+def _schema(
+    info: flight_messages.TopicInfo, names: Sequence[str] | None
+) -> tuple[pa.Schema, Plan | None]:
+    """Returns the columns to return, and those to compute from values.
+
+    Raises `WrongSchema` for a column that the topic does not have.
+    """
+    plan = info.plan
+    known = {field.name: field for field in (*ROW_SCHEMA, *(plan.fields if plan else ()))}
+    for name in names or ():
+        if name not in known:
+            raise errors.WrongSchema(
+                reason=f"topic {info.topic} has no column {name!r}; it has {', '.join(known)}"
+            )
+    schema = pa.schema([known[name] for name in (known if names is None else names)])
+    is_typed = any(name not in ROW_SCHEMA.names for name in schema.names)
+    return schema, plan if is_typed else None
 
 
 def _bounds(
