@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sparklog import errors
+from sparklog.formats.values.columns import Plan
 from sparklog.sources import tasks
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
@@ -23,6 +24,16 @@ def planner_of(options: SourceOptions) -> Planner:
     return Planner(
         view_of(options.location), options.selection, fail_on_data_loss=options.fail_on_data_loss
     )
+
+
+def typed_columns(options: SourceOptions) -> Plan:
+    """Returns the typed columns of the topic that the options name.
+
+    Raises what `Planner.typed_columns` and `Planner.refresh` raise.
+    """
+    planner = planner_of(options)
+    planner.refresh()
+    return planner.typed_columns()
 
 
 def range_of(planner: Planner, options: SourceOptions) -> tuple[Position, Position]:

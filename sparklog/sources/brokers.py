@@ -128,6 +128,7 @@ class BrokerView:
                 tuple(each.published for each in info.partitions),
                 tuple(each.end for each in info.partitions),
                 tuple(each.start if info.is_mirror else 0 for each in info.partitions),
+                typed=info.plan,
             )
             for name, info in self._infos.items()
         }

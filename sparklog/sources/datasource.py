@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 
 from sparklog import errors
 from sparklog.sources import ranges
-from sparklog.sources.batch import BatchReader, planner_of
+from sparklog.sources.batch import BatchReader, planner_of, typed_columns
 from sparklog.sources.options import SourceOptions, parse
-from sparklog.sources.scan import ddl, scan
+from sparklog.sources.scan import Scan, ddl, scan
 from sparklog.sources.stream import EarlierStreamReader, RefusedReader, StreamReader
 from sparklog.spark_compat import STREAMS_HAVE_LIMITS
 from sparklog.spark_errors import sentence_first
@@ -37,6 +37,8 @@ def schema(given: Mapping[str, str]) -> str:
     if {"provider", "owner"}.intersection(given):  # Spark's own properties of a table
         raise errors.BadRequest(reason=_TABLE)
     options = parse(given)
+    if options.is_typed:
+        return ddl(options, typed_columns(options))
     planner_of(options).check_names()
     return ranges.DDL if options.rows_are_ranges else ddl(options)
 
@@ -51,7 +53,7 @@ def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceRead
     options.check_batch()
     for note in options.batch_notes():
         _log.warning("%s", note)
-    return BatchReader(options, scan(options, wanted))
+    return BatchReader(options, _scan(options, wanted))
 
 
 @sentence_first
@@ -61,13 +63,17 @@ def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStr
         options = _parsed(given)
         options.check_stream(has_limits=STREAMS_HAVE_LIMITS)
         kind = StreamReader if STREAMS_HAVE_LIMITS else EarlierStreamReader
-        rows = ranges.scan(wanted) if options.rows_are_ranges else scan(options, wanted)
+        rows = ranges.scan(wanted) if options.rows_are_ranges else _scan(options, wanted)
         reader = kind(options, rows)
     except errors.SparklogError as error:
         return RefusedReader(error)
     for note in options.stream_notes():
         _log.warning("%s", note)
     return reader
+
+
+def _scan(options: SourceOptions, wanted: StructType) -> Scan:
+    return scan(options, wanted, typed_columns(options) if options.is_typed else None)
 
 
 def _parsed(given: Mapping[str, str]) -> SourceOptions:

@@ -18,9 +18,9 @@ from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.options import ROOT_VARIABLE, SPARK_ROOT_VARIABLE, without_credentials
 from sparklog.sources import ranges, starting_offsets, tasks
-from sparklog.sources.batch import planner_of, range_of
+from sparklog.sources.batch import planner_of, range_of, typed_columns
 from sparklog.sources.offsets import Position
-from sparklog.sources.options import LogLocation, SourceOptions, parse
+from sparklog.sources.options import TYPED, LogLocation, SourceOptions, parse
 from sparklog.sources.planner import Planner, patiently
 from sparklog.sources.scan import ddl
 from sparklog.spark_compat import STREAMS_HAVE_LIMITS
@@ -31,6 +31,7 @@ from sparklog.storage.table.names import table_folder
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructField
 
 _OF_LOG: Final = ("root", "path", "failondataloss")
 """Options of every read, in addition to `storage.*`."""
@@ -158,11 +159,12 @@ def _frames(root: str | None, topic: str | Iterable[str], options: Mapping[str, 
         raise errors.BadOption(
             option="root", value=root, reason="Delta's scan needs the root, not a broker"
         )
-    if parsed.value_format != "binary":
-        reason = "use Spark's own from_json(CAST(value AS STRING), …) here"
+    if parsed.value_format not in ("binary", TYPED):
+        reason = "use Spark's own from_json(CAST(value AS STRING), …) here, or valueFormat = typed"
         raise errors.BadOption(option="valueFormat", value=parsed.value_format, reason=reason)
     uri = _spark_uri(spark_root, parsed.location)
-    return _Frames(given=given, options=parsed, root_uri=uri)
+    typed = typed_columns(parsed) if parsed.is_typed else None
+    return _Frames(given=given, options=parsed, root_uri=uri, columns=ddl(parsed, typed))
 
 
 def _text(value: object) -> str:
@@ -194,6 +196,8 @@ class _Frames:
     options: SourceOptions
     root_uri: str
     """In the notation of Spark's own readers."""
+    columns: str
+    """As DDL."""
 
     def between(
         self,
@@ -225,7 +229,7 @@ class _Frames:
         if tail_end:
             frames.append(self._tail(spark, tail_start, tail_end))
         if not frames:
-            return spark.createDataFrame([], ddl(self.options))
+            return spark.createDataFrame([], self.columns)
         return reduce(lambda one, other: one.unionAll(other), frames)
 
     def _published(
@@ -259,7 +263,14 @@ class _Frames:
                 raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
             raise
         nullable = f.when(f.col("offset").isNotNull(), f.lit(name))  # as in the source
-        return table.where(inside).withColumn("topic", nullable).select(*self.options.columns)
+        rows = table.where(inside).withColumn("topic", nullable)
+        if not self.options.is_typed:
+            return rows.select(*self.options.columns)
+        wanted = spark.createDataFrame([], self.columns).schema
+        # An older version of the table may lack a typed column that was added since.
+        return rows.select(
+            *(f.col(each.name) if each.name in rows.columns else _null(each) for each in wanted)
+        )
 
     def _tail(
         self,
@@ -280,6 +291,12 @@ class _Frames:
             if name.lower().startswith("storage.") or name.lower() in (*_OF_LOG, *_OF_RECORDS)
         }
         return spark.read.format("sparklog").options(**kept, **where).load()
+
+
+def _null(field: StructField) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.lit(None).cast(field.dataType).alias(field.name)
 
 
 def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:

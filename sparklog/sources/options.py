@@ -29,7 +29,7 @@
 | `includeHeaders` | `false` | adds the column `headers` |
 | `rows` | `records` | rows of a stream: `records`, or `ranges`: the offsets of each micro-batch, for `sources.foreach_dataframe` |
 | `columns` | all but `headers` | only these columns: Spark does not pass a query's columns to a Python source |
-| `valueFormat` | `binary` | type of `value`: `binary`, `string`, or `json`, a struct of `valueSchema` |
+| `valueFormat` | `binary` | type of `value`: `binary`, `string`, or `json`, a struct of `valueSchema`; `typed`: the topic's typed columns follow the others |
 | `valueSchema` | | fields of the JSON objects, as DDL: `carrier STRING, delay INT` |
 | `badValues` | `null` | result for a value that cannot be decoded: `null`; `column`, its bytes in `_corrupt`; or `error` |
 """  # noqa: E501 (a table)
@@ -54,6 +54,7 @@ from sparklog.sources.task_credentials import TaskCredentials
 _MAX_TRIGGER_DELAY_SECONDS = 15 * 60.0
 
 CORRUPT: Final = "_corrupt"
+TYPED: Final = "typed"
 COLUMNS: Final = (
     "key",
     "value",
@@ -165,6 +166,8 @@ class SourceOptions:
     commit_to_group: str | None
     rows_are_ranges: bool
     columns: tuple[str, ...]
+    names_columns: bool
+    """True if the option `columns` is given, which then names all columns."""
     value_format: str
     value_schema: str | None
     bad_values: str
@@ -174,6 +177,11 @@ class SourceOptions:
     """The given options that apply only to batches."""
     notes: tuple[str, ...]
     """Warnings for any query: Spark's Kafka options without effect, secrets that Spark shows."""
+
+    @property
+    def is_typed(self) -> bool:
+        """True if rows have the typed columns of their topic."""
+        return self.value_format == TYPED
 
     def check_batch(self) -> None:
         """Raises `BadOption` for an empty range, and for options of streams."""
@@ -249,7 +257,10 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
         poll_interval_seconds=options.seconds("pollInterval"),
         commit_to_group=_group(options),
         rows_are_ranges=_rows_are_ranges(options),
-        columns=_columns(options, with_corrupt=bad_values == "column"),
+        columns=_columns(
+            options, with_corrupt=bad_values == "column", is_typed=value_format == TYPED
+        ),
+        names_columns=bool(options.names("columns")),
         value_format=value_format,
         value_schema=options.get("valueSchema"),
         bad_values=bad_values,
@@ -360,10 +371,12 @@ def _rows_are_ranges(options: ConnectorOptions) -> bool:
     return is_given
 
 
-def _columns(options: ConnectorOptions, *, with_corrupt: bool) -> tuple[str, ...]:
+def _columns(options: ConnectorOptions, *, with_corrupt: bool, is_typed: bool) -> tuple[str, ...]:
     with_headers = options.flag("includeHeaders", default=False)
     extra = {"headers": with_headers, CORRUPT: with_corrupt}
     names = options.names("columns")
+    if names and is_typed:
+        return names  # they are checked once the topic's are known
     if not names:
         return tuple(name for name in COLUMNS if extra.get(name, True))
     options.refuse("includeHeaders", "add headers to the option columns instead")
@@ -382,12 +395,16 @@ def _columns(options: ConnectorOptions, *, with_corrupt: bool) -> tuple[str, ...
 
 def _value(options: ConnectorOptions) -> tuple[str, str]:
     """Returns the validated `valueFormat` and `badValues`."""
-    kind = options.one_of("valueFormat", ("binary", "string", "json"))
+    kind = options.one_of("valueFormat", ("binary", "string", "json", TYPED))
     if kind == "json" and not options.get("valueSchema"):
         reason = "valueFormat = json needs a schema, such as 'carrier STRING, delay INT'"
         raise _bad("valueSchema", options.get("valueSchema"), reason)
     if kind != "json":
         options.refuse("valueSchema", "it applies to valueFormat = json only")
+    if kind == TYPED:
+        options.refuse("badValues", "what does not fit is null, and the column _error says why")
+        if len(selection.parse(options).topics) != 1:
+            raise _bad("valueFormat", TYPED, "a topic has its own columns: subscribe to one topic")
     if kind == "binary":
         options.refuse(
             "badValues", "binary values are never bad; set valueFormat to string or json"

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.topic_names import unknown_topic
+from sparklog.formats.values.columns import Plan
 from sparklog.sources import offsets, tasks
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
@@ -86,6 +87,19 @@ class Planner:
         for name in self._selection.topics:
             if name not in existing:
                 self._lose(unknown_topic(name, self._view.names()))
+
+    def typed_columns(self) -> Plan:
+        """Returns the typed columns of the topic. Raises `BadOption` if there are none."""
+        (name,) = self._selection.topics
+        self.check_topics()
+        found = self._topics[name].typed if name in self._topics else None
+        if found is None:
+            reason = (
+                f"topic {name} has no typed columns; to add some: sparklog topics columns {name}"
+                " --accept"
+            )
+            raise errors.BadOption(option="valueFormat", value="typed", reason=reason)
+        return found
 
     def earliest(self) -> Position:
         """Returns the log start of every partition."""

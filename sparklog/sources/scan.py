@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,7 +21,10 @@ from pyspark.sql.types import (
 )
 
 from sparklog import arrow, errors, limits
-from sparklog.sources.options import CORRUPT, LogLocation, SourceOptions
+from sparklog.formats.values.columns import Plan
+from sparklog.formats.values.typed import typed_columns
+from sparklog.sources.json_inference import ddl_of
+from sparklog.sources.options import CORRUPT, TYPED, LogLocation, SourceOptions
 from sparklog.sources.reader import absolute, read_slices
 from sparklog.sources.tasks import Task
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
@@ -46,16 +50,30 @@ _COMPUTED = ("topic", "partition", CORRUPT)
 """Columns that are not stored in the log's rows."""
 
 
-def ddl(options: SourceOptions) -> str:
+def ddl(options: SourceOptions, typed: Plan | None = None) -> str:
     """Returns the columns of the options as DDL, so that Spark parses `valueSchema`.
 
-    In DDL, TIMESTAMP depends on `spark.sql.timestampType`; TIMESTAMP_LTZ does not.
+    In DDL, TIMESTAMP depends on `spark.sql.timestampType`; TIMESTAMP_LTZ does not. `typed`: the
+    typed columns of the topic, for `valueFormat = typed`. Raises `BadOption` for a column that the
+    topic does not have.
     """
     values = {"json": f"STRUCT<{options.value_schema}>", "string": "STRING"}
     kinds = {name: kind.simpleString() for name, kind in _TYPES.items()}
     kinds["timestamp"] = "TIMESTAMP_LTZ"
     kinds["value"] = values.get(options.value_format, kinds["value"])
-    return ", ".join(f"`{name}` {kinds[name]}" for name in options.columns)
+    known = {name: f"`{name}` {kind}" for name, kind in kinds.items()}
+    names = options.columns
+    if typed is not None:
+        del known[CORRUPT]
+        for field in from_arrow_schema(pa.schema(typed.fields)):
+            known[field.name] = ddl_of(StructType([field]))
+        if not options.names_columns:
+            names += tuple(field.name for field in typed.fields)
+        for name in names:
+            if name not in known:
+                reason = f"use columns of {', '.join(known)}"
+                raise errors.BadOption(option="columns", value=name, reason=reason)
+    return ", ".join(known[name] for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +86,19 @@ class Scan:
     values: ValueParser | None
     """None if values remain bytes."""
     fail_on_data_loss: bool
+    typed: Plan | None = None
+    """The typed columns in `schema`."""
 
     def batches(self, task: Task) -> Iterator[pa.RecordBatch]:
         """Yields batches of `schema`, of at most `SCAN_BATCH_ROWS`, in the order of the slices.
 
         Raises what `read_slices` raises, and `BadValue`.
         """
-        stored = [name for name in self.schema.names if name not in (*_COMPUTED, "offset")]
+        typed = [field.name for field in self.typed.fields] if self.typed is not None else []
+        others = (*_COMPUTED, "offset", *typed)
+        stored = [name for name in self.schema.names if name not in others]
+        if typed and "value" not in stored:
+            stored.append("value")
         for piece, rows in read_slices(
             replace(self.location, task_credentials=task.credentials),
             task.slices,
@@ -90,6 +114,10 @@ class Scan:
             "partition": functools.partial(_constant, piece.partition, rows.num_rows),
         }
         parsed = self._parsed(rows, piece)
+        if self.typed is not None:
+            names = (field.name for field in self.typed.fields)
+            columns = typed_columns(self.typed, rows.column("value")).columns
+            parsed = dict(zip(names, columns, strict=True))
         columns = []
         for field in self.schema:
             if field.name in parsed:
@@ -112,11 +140,22 @@ class Scan:
         return {"value": value} if corrupt is None else {"value": value, CORRUPT: corrupt}
 
 
-def scan(options: SourceOptions, wanted: StructType) -> Scan:
-    """Returns the scan. Raises `BadOption` for a schema that the rows or values do not match."""
+def scan(options: SourceOptions, wanted: StructType, typed: Plan | None = None) -> Scan:
+    """Returns the scan. Raises `BadOption` for a schema that the rows or values do not match.
+
+    `typed`: the typed columns of the topic, for `valueFormat = typed`.
+    """
     values = None
+    known_types = {field.name: field.type for field in typed.fields} if typed is not None else {}
+    schema = arrow_schema(wanted)
     for field in wanted:
-        if field.name == "value" and options.value_format != "binary":
+        if schema.field(field.name).type == known_types.get(field.name):
+            continue
+        if options.is_typed and field.name in known_types:
+            reason = "the column has another type in the topic's table"
+            found = f"{field.name} {field.dataType.simpleString()}"
+            raise errors.BadOption(option="schema", value=found, reason=reason)
+        if field.name == "value" and options.value_format not in ("binary", TYPED):
             values = _parser(options, field.dataType)
         elif _TYPES.get(field.name) != field.dataType or not _is_there(field.name, options):
             known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in _TYPES.items())
@@ -126,9 +165,10 @@ def scan(options: SourceOptions, wanted: StructType) -> Scan:
         raise errors.BadOption(option="schema", value=CORRUPT, reason="add the column value")
     return Scan(
         location=absolute(options.location),
-        schema=arrow_schema(wanted),
+        schema=schema,
         values=values,
         fail_on_data_loss=options.fail_on_data_loss,
+        typed=typed if known_types.keys() & set(schema.names) else None,
     )
 
 

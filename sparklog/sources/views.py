@@ -14,6 +14,7 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
+from sparklog.formats.values.columns import Plan
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.reading.read import first_since, read_slice, row_groups
@@ -35,6 +36,8 @@ class TopicView(msgspec.Struct, frozen=True):
     records there. 0 for other topics."""
     version: int | None = None
     """Version of the Delta table; None if unknown, as through a broker."""
+    typed: Plan | None = None
+    """The typed columns that new records fill."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -116,6 +119,7 @@ class RootView:
                     each.gaps.get((number, GapCause.SOURCE), 0) for number in range(each.partitions)
                 ),
                 each.version,
+                None if each.columns is None else each.columns.plan(),
             )
             for name, each in self._snapshots.items()
         }
