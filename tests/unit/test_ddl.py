@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -216,9 +218,6 @@ def test_other_types_have_no_ddl(kind: pa.DataType) -> None:
 )
 def test_any_text_is_parsed_or_refused(text: str) -> None:
     """No other error, and only columns that have DDL."""
-    try:
+    with contextlib.suppress(InvalidDdl):
         fields = ddl.parse(text)
-    except InvalidDdl as error:
-        assert str(error)
-    else:
         assert ddl.parse(ddl.of_fields(fields)) == fields

@@ -345,7 +345,7 @@ def test_a_topic_that_is_deleted_while_its_rows_are_staged(driver: Driver) -> No
 def test_a_topic_that_is_deleted_while_its_batch_is_checked(
     members: Members, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A sweep removes its staged rows, which are not lost: the driver asks again, and fails by name."""
+    """A sweep removes its staged rows, which are not lost: the driver asks again."""
     first, second = members
     path = driver.decide(_everywhere("a"))
     list_after = second.broker.staged._store.list_after

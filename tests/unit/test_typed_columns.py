@@ -21,7 +21,7 @@ def changed(known: ColumnSet | None, *fields: str) -> ColumnSet | None:
 
 def grown(*wanted: list[str]) -> ColumnSet | None:
     """The set after several changes, from none on."""
-    known = None
+    known: ColumnSet | None = None
     for fields in wanted:
         known = changed(known, *fields)
     return known
@@ -35,9 +35,9 @@ def names(found: columns.Plan | None) -> set[str]:
 @given(wishes)
 def test_columns_are_only_added(history: list[list[str]]) -> None:
     """A name keeps its type, the order stays, and exactly the wanted fields are filled."""
-    known = None
+    known: ColumnSet | None = None
     for wanted in history:
-        before = known.fields if known is not None else []
+        before: list[pa.Field] = known.fields if known is not None else []
         known = changed(known, *wanted)
         if known is None:
             assert not wanted
@@ -53,7 +53,7 @@ def test_columns_are_only_added(history: list[list[str]]) -> None:
 def test_a_rewrite_removes_no_values(history: list[list[str]], data: st.DataObject) -> None:
     """Rows keep each column that any of their files had, through any number of merges."""
     tags: dict[str | None, set[str]] = {None: set()}
-    known = None
+    known: ColumnSet | None = None
     for wanted in history:
         known = changed(known, *wanted)
         if known is None:
