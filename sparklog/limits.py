@@ -42,6 +42,8 @@ UNCONFIRMED_ENTRIES = 50_000  # published entries that are retained until their 
 
 # ---- broker: publishing
 PUBLISH_INTERVAL_SECONDS = 1.0
+PUBLISH_BYTES = 32 * MIB  # unpublished, of a topic that is then published at once
+PUBLISH_HELD_LOG_BYTES = 1 * GIB  # of the log, retained for topics with a long interval
 PUBLISH_MAX_BYTES = 128 * MIB
 PUBLISH_FILE_BYTES = 64 * MIB
 PUBLISH_PARTITIONS_TOGETHER = 512  # of a topic; one with more takes several turns

@@ -189,7 +189,7 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     interval_seconds: _IntervalOrDefault = _DEFAULT
     process: Literal["auto", "off"] = "auto"
-    publish_bytes: _BufferBytes = 32 * limits.MIB
+    publish_bytes: _BufferBytes = limits.PUBLISH_BYTES
     unpublished_bytes: _SpaceBytes = limits.UNPUBLISHED_BYTES
     staged_bytes: _SpaceBytes = limits.STAGED_BYTES
 

@@ -202,6 +202,7 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
             led_partitions,
             pace=PublishPace(publish_interval_seconds, clock, budget),
             publish_bytes=settings.publisher.publish_bytes,
+            unpublished_bytes=settings.publisher.unpublished_bytes,
             check_leadership=lambda: takeover.check_leadership(
                 given.meta.reload(), given.leadership
             ),

@@ -133,7 +133,8 @@ class ConfigChanges:
                 )
                 return {**topics, topic.name: changed}
 
-            was, topic.config = topic.config, config
+            was = topic.config
+            self._led_partitions.set_config(topic, config)
             try:
                 if becomes_mirror:
                     # The writer no longer accepts other records; some may be in flight.
@@ -144,13 +145,15 @@ class ConfigChanges:
                         check_current(before, topic), before.partitions, config
                     )
                 )
-                topic.config = dict(self._metadata.change_topics(replace_config).topic(name).config)
+                known = self._metadata.change_topics(replace_config).topic(name)
+                self._led_partitions.set_config(topic, known.config)
                 # Another broker may have changed it too, or reverted it as an interrupted change.
                 topic.table.commit(lambda before: self._as_named(topic, before))
             except BaseException:
-                known = self._metadata.known.topics.get(name)
-                is_same = known is not None and known.topic_id == topic.topic_id
-                topic.config = dict(known.config) if known is not None and is_same else was
+                found = self._metadata.known.topics.get(name)
+                is_same = found is not None and found.topic_id == topic.topic_id
+                before = found.config if found is not None and is_same else was
+                self._led_partitions.set_config(topic, before)
                 raise
             now = topic.config
         changed = {key: now.get(key) for key in was | now if was.get(key) != now.get(key)}

@@ -16,7 +16,7 @@ import msgspec
 from sparklog import limits
 from sparklog.formats import group_config
 from sparklog.formats.config_rules import ConfigType
-from sparklog.formats.topic_config import KEYS, OWN_KEYS, TopicKey
+from sparklog.formats.topic_config import KEYS, TopicKey
 from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings
 
@@ -75,13 +75,12 @@ LOG_LEVELS: Final = {
 def topic_entries(config: Mapping[str, str], settings: BrokerSettings) -> list[ConfigEntry]:
     """Returns every key of a topic with this configuration, on a broker with these settings.
 
-    Keys that Kafka does not have are omitted unless set: programs copy all keys of a topic to a
-    Kafka cluster, which rejects unknown ones.
+    Keys that Kafka does not have are omitted unless set; see `TopicKey.is_kafkas`.
     """
     return [
         _topic_entry(name, key, config, settings)
         for name, key in KEYS.items()
-        if name not in OWN_KEYS or name in config
+        if key.is_kafkas or name in config
     ]
 
 

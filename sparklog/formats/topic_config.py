@@ -33,6 +33,7 @@ VALUE_SCHEMA: Final = "value.schema"
 BYTES: Final = "bytes"
 JSON: Final = "json"
 
+PUBLISH_INTERVAL: Final = "publish.interval.ms"
 _WHAT: Final = "a topic's configuration"
 
 
@@ -47,6 +48,12 @@ class TopicKey:
     """The reason the key has no effect here; empty if it has one."""
     broker_key: str = ""
     """Kafka's name for the broker setting that this key overrides, if any."""
+    is_kafkas: bool = True
+    """False for a key that Kafka does not have.
+
+    Such a key is described only if it is set: programs copy all keys of a topic to a Kafka cluster,
+    which rejects unknown ones.
+    """
 
     @property
     def about(self) -> str:
@@ -61,6 +68,10 @@ _LONG_MIN: Final = -(2**63)
 _LONG_MAX: Final = 2**63 - 1
 _SOURCE_CHARACTERS: Final = 1_000
 _SCHEMA_CHARACTERS: Final = 32_000
+_PUBLISH_INTERVAL_MAX_MS: Final = 24 * 3_600 * 1_000
+"""A day: until a record is in the table, neither retention nor key compaction removes it."""
+_REMOVAL_SHARE: Final = 0.1
+"""The share of the time until records are removed that they may wait for their table."""
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _REPLICA: Final = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 
@@ -222,18 +233,29 @@ KEYS: Final[Mapping[str, TopicKey]] = {
         does="the source whose records the topic mirrors with their offsets; while it is set, the"
         " topic accepts no other records; only an empty topic can become a mirror",
         rule=_SOURCE,
+        is_kafkas=False,
+    ),
+    PUBLISH_INTERVAL: TopicKey(
+        default="-1",
+        does="the interval at which new records are written to the table, up to a day; -1: the"
+        " broker's publisher.interval_seconds; a shorter one than the broker's takes puts in"
+        " addition to requests.puts_per_second",
+        rule=int_rule(0, _PUBLISH_INTERVAL_MAX_MS, also=-1),
+        is_kafkas=False,
     ),
     VALUE_FORMAT: TopicKey(
         default=BYTES,
         does="json: the fields of value.schema become columns of the topic's table; bytes: the"
         " table has values as they are",
         rule=one_of(BYTES, JSON),
+        is_kafkas=False,
     ),
     VALUE_SCHEMA: TopicKey(
         default="",
         does="the typed columns of the table, as in SQL: customer STRING, amount DOUBLE; empty: a"
         " broker finds them in the first records",
         rule=_SCHEMA,
+        is_kafkas=False,
     ),
     "segment.bytes": TopicKey(
         default=str(limits.GIB),
@@ -352,9 +374,8 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
 }
 
-
-OWN_KEYS: Final = frozenset((MIRROR_SOURCE, VALUE_FORMAT, VALUE_SCHEMA))
-"""Keys that Kafka does not have."""
+OWN_KEYS: Final = frozenset(name for name, key in KEYS.items() if not key.is_kafkas)
+"""The keys that Kafka does not have."""
 
 
 def described() -> list[str]:
@@ -396,6 +417,25 @@ def compression_of(config: Mapping[str, str]) -> tuple[str, int] | None:
 def is_compacted(config: Mapping[str, str]) -> bool:
     """Returns true if key compaction is enabled for the topic."""
     return "compact" in value_of(config, "cleanup.policy").split(",")
+
+
+def publish_interval_seconds(config: Mapping[str, str], *, usual_seconds: float) -> float:
+    """Returns the interval at which a topic is published, of a broker that has `usual_seconds`.
+
+    A longer interval is bounded by a tenth of the time after which retention or key compaction
+    removes records, because both see only the table. Merged files span the same share.
+    """
+    own_ms = number_of(config, PUBLISH_INTERVAL)
+    if own_ms < 0:
+        return usual_seconds
+    policies = value_of(config, "cleanup.policy").split(",")
+    removed_ms = [
+        number_of(config, key)
+        for policy, key in (("delete", "retention.ms"), ("compact", "max.compaction.lag.ms"))
+        if policy in policies
+    ]
+    bounded_ms = min([own_ms, *(each * _REMOVAL_SHARE for each in removed_ms if each >= 0)])
+    return max(bounded_ms / 1e3, min(own_ms / 1e3, usual_seconds))
 
 
 def edited(

@@ -40,8 +40,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.kafka.topics import kafka_id
 from sparklog.broker.logging import configure
 from sparklog.formats import record_batch
-from sparklog.formats.topic_config import KEYS
-from sparklog.formats.topic_names import MIRROR_SOURCE
+from sparklog.formats.topic_config import KEYS, OWN_KEYS
 from sparklog.settings import LogSettings, TopicSettings, WriterSettings
 from tests.support.batches import Record, built, read
 from tests.support.kafkas import SECONDS, Frames, broker
@@ -54,7 +53,7 @@ SESSION = "consumer.session.timeout.ms"
 SET, DELETE, APPEND = 0, 1, 2
 CLIENT = {"client_software_name": "frames", "client_software_version": "1"}
 TIMEOUT = dt.timedelta(seconds=SECONDS)
-KAFKAS = KEYS.keys() - {MIRROR_SOURCE}
+KAFKAS = KEYS.keys() - OWN_KEYS
 
 
 @pytest.fixture(name="admin")

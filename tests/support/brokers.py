@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from sparklog import limits
 from sparklog.broker.broker import Broker, TopicDefaults
 from sparklog.broker.failover.controller import Controller
 from sparklog.broker.failover.handover import Handovers
 from sparklog.broker.failover.reconciler import Reconciler
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
+from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.histories import Histories
@@ -28,6 +30,7 @@ from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
 from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
+from sparklog.broker.log.publish_queue import PublishBounds
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.tailing import ReadBatch
@@ -414,7 +417,6 @@ def publishing(
         rig.publisher,
         rig.led_partitions,
         pace=pace or PublishPace(1.0, rig.clock),
-        publish_bytes=32 << 20,
         check_leadership=check
         or (lambda: takeover.check_leadership(rig.meta.reload(), rig.leadership)),
         on_published=wake,
@@ -422,6 +424,15 @@ def publishing(
         retry_seconds=1.0,
         workers=workers,
     )
+
+
+def due(
+    backlog: Backlog, interval_seconds: float, *, publish_bytes: int = limits.PUBLISH_BYTES
+) -> list[Topic]:
+    """Returns the topics to publish now, on a broker with that interval."""
+    backlog.set_bounds(PublishBounds(usual_seconds=interval_seconds, publish_bytes=publish_bytes))
+    found = backlog.due(interval_seconds=interval_seconds)
+    return [*found.urgent, *(each.topic for each in (*found.prompt, *found.turns))]
 
 
 def led_by(rig: Rig, topic: str = "t") -> int:

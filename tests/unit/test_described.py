@@ -6,7 +6,6 @@ from sparklog import listeners
 from sparklog.broker.described import ConfigSource, broker_entries, topic_entries
 from sparklog.formats.config_rules import ConfigType
 from sparklog.formats.topic_config import KEYS, OWN_KEYS
-from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.settings import BrokerSettings, TopicSettings, WriterSettings, _known_keys
 
 LISTENER = "broker.example:9092"
@@ -62,7 +61,9 @@ def test_a_topic_follows_its_broker() -> None:
 
 def test_a_key_that_kafka_lacks_is_described_if_it_is_set() -> None:
     """Otherwise a program that copies all keys of a topic to a Kafka would be refused there."""
-    assert {entry.name for entry in topic_entries({}, BrokerSettings())} == KEYS.keys() - OWN_KEYS
-    found = {entry.name: entry for entry in topic_entries({MIRROR_SOURCE: "c"}, BrokerSettings())}
-    assert found.keys() == (KEYS.keys() - OWN_KEYS) | {MIRROR_SOURCE}
-    assert found[MIRROR_SOURCE].value == "c"
+    usual = topic_entries({}, BrokerSettings())
+    assert {entry.name for entry in usual} == KEYS.keys() - OWN_KEYS
+    for name in OWN_KEYS:
+        found = {entry.name: entry for entry in topic_entries({name: "1"}, BrokerSettings())}
+        assert found.keys() == KEYS.keys() - OWN_KEYS | {name}
+        assert (found[name].value, found[name].source) == ("1", ConfigSource.TOPIC)

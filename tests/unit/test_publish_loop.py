@@ -20,7 +20,7 @@ from sparklog.storage.objects.faults import Operation
 from sparklog.storage.table.changes import TableChange
 from sparklog.storage.table.names import end_app_id
 from sparklog.storage.table.topic_table import TopicTable
-from tests.support.brokers import Rig, publishing, rows_of_table
+from tests.support.brokers import Rig, due, publishing, rows_of_table
 
 pytestmark = pytest.mark.rig(topics={"t": 2, "u": 1})
 
@@ -596,13 +596,13 @@ def test_only_topics_that_may_be_due_are_looked_at(rig: Rig, clock: ManualClock)
     clock.advance(0.6)
     rig.append(["b"], topic="u")
     clock.advance(0.5)
-    assert [each.name for each in backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["t"]
+    assert [each.name for each in due(backlog, 1.0)] == ["t"]
     backlog.begin_turn(table.topic("t"), restarts_wait=True)
     clock.advance(0.6)
     rig.append(["c"])
-    assert [each.name for each in backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["u"]
+    assert [each.name for each in due(backlog, 1.0)] == ["u"]
     clock.advance(0.5)
-    names = [each.name for each in backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)]
+    names = [each.name for each in due(backlog, 1.0)]
     assert names == ["u", "t"]
 
 

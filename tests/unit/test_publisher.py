@@ -44,7 +44,7 @@ from sparklog.storage.table.data_file import Encoded
 from sparklog.storage.table.names import end_app_id
 from sparklog.storage.table.topic_table import TopicTable
 from tests.support.batches import Record, built
-from tests.support.brokers import Rig, RigOptions, Row, flip, paths, rows_of_table
+from tests.support.brokers import Rig, RigOptions, Row, due, flip, paths, rows_of_table
 
 LOG = "topics/t/_delta_log"
 SECONDS = 30.0
@@ -99,7 +99,7 @@ def files(store: Store) -> list[str]:
 
 def test_nothing_is_due_without_records(rig: Rig) -> None:
     """A topic without new records is not due, and publishing it does nothing."""
-    assert rig.led_partitions.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
+    assert due(rig.led_partitions.backlog, 0.0) == []
     before = paths(rig.store, LOG)
     assert publish_once(rig) == (0, 0)
     assert paths(rig.store, LOG) == before
@@ -117,20 +117,20 @@ def test_a_topic_that_is_deleted_while_it_is_published_gets_no_further_turn(rig:
     backlog.block(topic, partition, reason, end=1)
     assert not backlog.reconnect(topic, partition, 1)
     assert backlog.waiting() == []
-    assert backlog.due(interval_seconds=0.0, publish_bytes=0) == []
+    assert due(backlog, 0.0) == []
 
 
 def test_old_records_and_large_backlogs_are_due(rig: Rig, clock: ManualClock) -> None:
     """A topic is due after the interval, or when enough bytes are unpublished."""
     topic = rig.led_partitions.topic("t")
     rig.append(["a"])
-    assert rig.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == []
-    assert rig.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1) == [topic]
+    assert due(rig.led_partitions.backlog, 1.0) == []
+    assert due(rig.led_partitions.backlog, 1.0, publish_bytes=1) == [topic]
     clock.advance(1.0)
     rig.append(["b"], partition=1)
-    assert rig.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20) == [topic]
+    assert due(rig.led_partitions.backlog, 1.0) == [topic]
     rig.publish()
-    assert rig.led_partitions.backlog.due(interval_seconds=0.0, publish_bytes=0) == []
+    assert due(rig.led_partitions.backlog, 0.0) == []
 
 
 def test_records_from_the_future_are_due(store: MemoryStore) -> None:
@@ -140,7 +140,7 @@ def test_records_from_the_future_are_due(store: MemoryStore) -> None:
     first.create()
     first.append(["a"])
     second = Rig(store, ours)
-    assert len(second.led_partitions.backlog.due(interval_seconds=1.0, publish_bytes=1 << 20)) == 1
+    assert len(due(second.led_partitions.backlog, 1.0)) == 1
 
 
 # ------------------------------------------------------------------------------ one commit
@@ -745,10 +745,10 @@ def test_a_request_for_one_topic_hurries_no_other(rig: Rig) -> None:
     backlog = rig.led_partitions.backlog
     backlog.request(topic)
     for _ in range(2):
-        assert backlog.due(interval_seconds=60.0, publish_bytes=1 << 20) == [topic]
+        assert due(backlog, 60.0) == [topic]
     rig.publisher.publish(topic)
     rig.append(["c"])
-    assert rig.led_partitions.backlog.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
+    assert due(rig.led_partitions.backlog, 60.0) == []
 
 
 class CountingPool(ThreadPoolExecutor):

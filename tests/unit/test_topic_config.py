@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.formats import topic_config
 from sparklog.formats.config_rules import ConfigType, Edit
-from sparklog.formats.topic_config import KEYS, OWN_KEYS, VALUE_SCHEMA
+from sparklog.formats.topic_config import KEYS, OWN_KEYS, PUBLISH_INTERVAL, VALUE_SCHEMA
 from sparklog.formats.topic_names import MIRROR_SOURCE
 
 INT = 2**31 - 1
@@ -130,6 +130,11 @@ def test_any_text_is_kept_or_refused(name: str, value: str) -> None:
             "compression.type",
             {each: each for each in ("uncompressed", "gzip", "snappy", "lz4", "zstd")},
             ["none", "GZIP", ""],
+        ),
+        (
+            PUBLISH_INTERVAL,
+            {"-1": "-1", "0": "0", " +1 ": "1", "86400000": "86400000"},
+            ["-2", "86400001", "1s", ""],
         ),
         (
             MIRROR_SOURCE,
@@ -271,3 +276,36 @@ def test_what_has_no_effect_says_so() -> None:
     for name, key in KEYS.items():
         assert (f"(no effect here: {key.idle})" in key.about) is bool(key.idle)
         assert (name in others.partition(": ")[2].split(", ")) is bool(key.idle)
+
+
+@pytest.mark.parametrize(
+    ("config", "usual_seconds", "expected"),
+    [
+        ({}, 10.0, 10.0),
+        ({PUBLISH_INTERVAL: "-1"}, 10.0, 10.0),
+        ({PUBLISH_INTERVAL: "0"}, 10.0, 0.0),
+        ({PUBLISH_INTERVAL: "500"}, 1.0, 0.5),
+        ({PUBLISH_INTERVAL: "3600000"}, 10.0, 3_600.0),
+        ({PUBLISH_INTERVAL: "3600000", "retention.ms": "3600000"}, 10.0, 360.0),
+        ({PUBLISH_INTERVAL: "3600000", "retention.ms": "1000"}, 10.0, 10.0),
+        ({PUBLISH_INTERVAL: "1000", "retention.ms": "1000"}, 10.0, 1.0),
+        ({PUBLISH_INTERVAL: "3600000", "max.compaction.lag.ms": "1000"}, 10.0, 3_600.0),
+        (
+            {
+                PUBLISH_INTERVAL: "3600000",
+                "cleanup.policy": "compact",
+                "retention.ms": "1000",
+                "max.compaction.lag.ms": "600000",
+            },
+            10.0,
+            60.0,
+        ),
+        ({PUBLISH_INTERVAL: "3600000", "cleanup.policy": "", "retention.ms": "1"}, 10.0, 3_600.0),
+    ],
+)
+def test_an_interval_is_a_small_part_of_the_time_until_records_are_removed(
+    config: Mapping[str, str], usual_seconds: float, expected: float
+) -> None:
+    """Promise: retention and key compaction, which see the table alone, are not held up by it."""
+    found = topic_config.publish_interval_seconds(config, usual_seconds=usual_seconds)
+    assert found == pytest.approx(expected)

@@ -206,7 +206,7 @@ class Reconciler:
         before = self._seen.topics.get(name)
         # A change of our own that is under way is in neither version.
         if before is not None and before.config != known.config:
-            topic.config = dict(known.config)
+            table.set_config(topic, known.config)
         return (topic.leaders, topic.leader_epochs, topic.config) != was
 
     def _add_partitions(

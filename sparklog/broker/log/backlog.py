@@ -5,13 +5,12 @@ data file has been seen again; until then the WAL retains its object. Entries of
 partition that do not connect to the table are *stranded*.
 
 A topic waits for a turn of the publisher while it has unpublished entries or a blocked partition,
-or is held back.
+or is held back. `publish_queue` decides when it is due.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,11 +20,13 @@ from sparklog import errors
 from sparklog.broker.log.checkpoint_changes import CheckpointChanges
 from sparklog.broker.log.partition import Partition, base_of, end_of, payload_bytes
 from sparklog.broker.log.partition_state import LED, PartitionEvent, PartitionState
+from sparklog.broker.log.publish_queue import Due, PublishBounds, PublishQueue
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock
 from sparklog.storage.reading.plan import join_head, join_tail
 from sparklog.storage.snapshot import BatchId, Entry, Located
+from sparklog.storage.wal import WalObject
 
 _OVERHEAD_BYTES = 640
 """Memory of a waiting entry in addition to its records, measured on 300,000 entries."""
@@ -59,14 +60,7 @@ class Backlog:
         """References of unpublished entries."""
         self._unconfirmed_references = WalReferences()
         """References of unconfirmed and stranded entries."""
-        self._waiting: dict[str, Topic] = {}
-        """Topics that wait for a turn, by id, in the order in which their waits began."""
-        self._waiting_partitions = 0
-        """The number of partitions with an unpublished entry, across all topics."""
-        self._requested: dict[str, None] = {}
-        """Ids of topics requested since their last turn began, in the order of the requests."""
-        self._blocked: dict[str, Topic] = {}
-        """Topics with a blocked partition, by id."""
+        self._queue = PublishQueue()
         self._unconfirmed: dict[str, Topic] = {}
         """Topics with published but unconfirmed entries, by id."""
         self._commits: dict[str, int] = {}
@@ -88,17 +82,40 @@ class Backlog:
     def waiting(self) -> list[Topic]:
         """Returns topics that are held back, or have unpublished entries or blocked partitions."""
         with self._lock:
-            return list(self._waiting.values())
+            return self._queue.topics()
 
     @property
     def waiting_objects(self) -> int:
-        """The number of objects to put: a commit per `waiting` topic, a file per partition."""
-        return len(self._waiting) + self._waiting_partitions
+        """The number of objects to put: a commit per topic, a file per partition.
+
+        Without those of topics that sleep; see `PublishQueue`.
+        """
+        return self._queue.objects
+
+    @property
+    def has_sleepers(self) -> bool:
+        """True while a topic waits for an interval of its own that is longer than the broker's."""
+        return self._queue.asleep > 0
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of our log, ever appended; see `WalObject.held_bytes`."""
+        return self._queue.log_bytes
+
+    def interval_seconds(self, topic: Topic) -> float | None:
+        """Returns a topic's own interval; None if it has that of the broker."""
+        found = self._queue.interval_seconds(topic)
+        return found if found != self._queue.usual_seconds else None
+
+    def set_bounds(self, bounds: PublishBounds) -> None:
+        """Changes the bounds on the waiting of topics."""
+        with self._lock:
+            self._queue.set_bounds(bounds, self._clock.monotonic())
 
     def request(self, topic: Topic) -> None:
         """Makes the topic due until its next turn begins, because a caller is waiting for it."""
         with self._lock:
-            self._requested[topic.topic_id] = None
+            self._queue.request(topic)
 
     def request_all(self) -> bool:
         """Requests all topics with entries that can be published; returns whether there are any.
@@ -111,32 +128,11 @@ class Backlog:
             self.request(topic)
         return bool(requested)
 
-    def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
-        """Returns the topics to publish now. Scans the others only if much is unpublished.
-
-        A topic is due if it has waited for the interval, if its unpublished records reach
-        `publish_bytes`, or if it was requested and is still waiting. A topic with a blocked
-        partition is always due, because its table may have been repaired. Entries of a predecessor
-        have already waited for the interval.
-        """
+    def due(self, *, interval_seconds: float, has_turns: bool = True) -> Due:
+        """Returns the topics to publish; see `PublishQueue.due`."""
         with self._lock:
-            found = dict(self._blocked)
-            for topic_id in self._requested:
-                if topic_id in self._waiting:
-                    found[topic_id] = self._waiting[topic_id]
-            since = self._clock.monotonic() - interval_seconds
-            for topic_id, topic in self._waiting.items():
-                if topic.waiting_since > since:
-                    break
-                found[topic_id] = topic
-            if self.unpublished_bytes + self.staged_bytes >= publish_bytes:
-                found |= {
-                    topic_id: topic
-                    for topic_id, topic in self._waiting.items()
-                    if topic.unpublished_bytes + topic.staged_bytes >= publish_bytes
-                }
-            self._requested = {each: None for each in self._requested if each in found}
-            return list(found.values())
+            now = self._clock.monotonic()
+            return self._queue.due(now, interval_seconds=interval_seconds, has_turns=has_turns)
 
     def begin_turn(self, topic: Topic, *, restarts_wait: bool) -> None:
         """Clears the request for the topic, whose current entries are being published.
@@ -144,9 +140,16 @@ class Backlog:
         `restarts_wait`: the topic's wait for its next turn begins now.
         """
         with self._lock:
-            self._requested.pop(topic.topic_id, None)
-            if restarts_wait and self._waiting.pop(topic.topic_id, None) is not None:
-                self._put_last(topic)
+            now = self._clock.monotonic()
+            self._queue.begin_turn(topic, now, restarts_wait=restarts_wait)
+
+    def reconsider(self, topic: Topic) -> None:
+        """Applies a changed configuration to the topic's wait, if it waits. Requires the lock."""
+        self._queue.reconsider(topic, self._clock.monotonic())
+
+    def note_flush(self, written: WalObject) -> None:
+        """Counts a flush of our log. Requires the lock."""
+        self._queue.note_flush(written.at, written.held_bytes)
 
     def hold_back(self, topic: Topic, reason: str | None) -> None:
         """Records why the topic's table cannot be written, or None once it can be.
@@ -157,6 +160,8 @@ class Backlog:
             topic.held_back = reason
             if self._find(topic.topic_id) is topic:
                 self.update_waiting(topic)
+                if reason is not None:
+                    self.reconsider(topic)
 
     def take_commits(self) -> dict[str, int]:
         """Returns the number of our commits to each topic's table since the last call, by id."""
@@ -175,7 +180,8 @@ class Backlog:
                 entry = each.entry
                 if entry.batch_id is not None:
                     topic.spark_batches.record(entry.batch_id, entry.batch_kind, entry.arrival_us)
-            topic.waiting_since = -math.inf
+            if topic in self._queue:
+                self._queue.inherit(topic)
 
     def advance_published(self, topic: Topic, moved: Iterable[tuple[Partition, int]]) -> None:
         """Records that the table of `topic` contains everything below these partition ends."""
@@ -199,6 +205,9 @@ class Backlog:
                 self.add_unconfirmed(topic, partition, done)
                 self._release_unpublished(topic, done)
             self.update_waiting(topic)
+            # A commit is bounded: the rest of its entries does not wait as long again.
+            oldest = (each.unpublished[0].at for each in topic.waiting_partitions.values())
+            self._queue.wake_if_older(topic, oldest, self._clock.monotonic())
 
     def advance_confirmed(self, topic: Topic, ends: Mapping[int, int]) -> None:
         """Records that the data files below these partition ends have been seen.
@@ -226,7 +235,7 @@ class Backlog:
         with self._lock:
             return [
                 each
-                for topic in self._waiting.values()
+                for topic in self._queue.topics()
                 for partition in topic.partitions.values()
                 for each in partition.unpublished
             ]
@@ -373,7 +382,7 @@ class Backlog:
                 partition.stranded.append(each)
                 partition.note_batch(each.entry)
                 self._unconfirmed_references.add(each)
-            self._blocked[topic.topic_id] = topic
+            self._queue.note_blocked(topic, True)
             self._changes.note_bounds(topic, partition)
             self.update_waiting(topic)
 
@@ -402,8 +411,7 @@ class Backlog:
             partition.move(PartitionEvent.RECONNECTED)
             for each in tail:
                 self.add(topic, partition, each)
-            if not topic.has_blocked:
-                self._blocked.pop(topic.topic_id, None)
+            self._queue.note_blocked(topic, topic.has_blocked)
             self.update_waiting(topic)
             partition.growth.notify_followers()
             return True
@@ -447,10 +455,10 @@ class Backlog:
         self._unpublished_references.add(located)
         partition.note_batch(located.entry)
         topic.waiting += 1
-        if topic.topic_id not in self._waiting:
-            self._put_last(topic)
         self.written_bytes += payload_bytes(located.entry)
         self._count_bytes(topic, located.entry, 1)
+        if topic not in self._queue:
+            self._queue.begin(topic, self._clock.monotonic())
 
     def add_unconfirmed(
         self, topic: Topic, partition: Partition, entries: Iterable[Located]
@@ -473,11 +481,11 @@ class Backlog:
 
     def update_waiting(self, topic: Topic) -> None:
         """Begins or ends the topic's wait after one of the reasons for it has changed."""
-        is_idle = not topic.waiting and topic.topic_id not in self._blocked
+        is_idle = not topic.waiting and not self._queue.is_blocked(topic)
         if is_idle and topic.held_back is None:
-            self._waiting.pop(topic.topic_id, None)
-        elif topic.topic_id not in self._waiting:
-            self._put_last(topic)
+            self._queue.end(topic)
+        elif topic not in self._queue:
+            self._queue.begin(topic, self._clock.monotonic())
 
     def leave(self, topic: Topic, partition: Partition) -> None:
         """Stops publishing a partition whose next leader needs its entries in our log."""
@@ -505,10 +513,9 @@ class Backlog:
     def forget_topic(self, topic: Topic) -> None:
         """Drops the entries of a deleted topic, which gets no further turn."""
         topic.is_removed = True
-        for of_topic in (self._waiting, self._blocked, self._unconfirmed):
-            of_topic.pop(topic.topic_id, None)
+        self._queue.forget(topic)
+        self._unconfirmed.pop(topic.topic_id, None)
         self._commits.pop(topic.topic_id, None)
-        self._waiting_partitions -= len(topic.waiting_partitions)
         topic.waiting_partitions.clear()
         topic.unconfirmed = 0
         for partition in topic.partitions.values():
@@ -521,17 +528,13 @@ class Backlog:
 
     # -------------------------------------------------------------------------- counts
 
-    def _put_last(self, topic: Topic) -> None:
-        topic.waiting_since = self._clock.monotonic()
-        self._waiting[topic.topic_id] = topic
-
     def _begin_wait(self, topic: Topic, partition: Partition) -> None:
         topic.waiting_partitions[partition.number] = partition
-        self._waiting_partitions += 1
+        self._queue.note_partition(topic, 1)
 
     def _end_wait(self, topic: Topic, partition: Partition) -> None:
         if topic.waiting_partitions.pop(partition.number, None) is not None:
-            self._waiting_partitions -= 1
+            self._queue.note_partition(topic, -1)
 
     def _release_unpublished(self, topic: Topic, done: Sequence[Located]) -> None:
         topic.waiting -= len(done)
@@ -557,3 +560,4 @@ class Backlog:
         for each in (topic, self):
             each.unpublished_bytes += sign * size
             each.staged_bytes += sign * staged
+        self._queue.note_bytes(topic, sign, sign * (size + staged))

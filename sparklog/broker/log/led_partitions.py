@@ -220,6 +220,12 @@ class LedPartitions:
                 partition.taken_seconds = taken_seconds
             self.lead(topic, known, added, version=metadata.version)
 
+    def set_config(self, topic: Topic, config: Mapping[str, str]) -> None:
+        """Replaces the configuration of a topic."""
+        with self._lock:
+            topic.config = dict(config)
+            self.backlog.reconsider(topic)
+
     def remove_topic(self, topic: Topic) -> None:
         """Removes a topic, if it is present. The entries of a deleted topic count as published."""
         with self._lock:
@@ -402,6 +408,7 @@ class LedPartitions:
         """Applies the next durable object of our WAL."""
         with self._lock:
             self.applied_sequence = written.at.sequence
+            self.backlog.note_flush(written)
             for each in written.located:
                 entry = each.entry
                 if entry.kind is not EntryKind.RECORDS and entry.kind is not EntryKind.STAGED:

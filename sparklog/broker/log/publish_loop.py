@@ -7,7 +7,6 @@ that has failed to flush, ends the broker.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -17,6 +16,8 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, RetrySchedule
 from sparklog.broker.log.led_partitions import LedPartitions
+from sparklog.broker.log.publish_order import Candidate, PublishOrder
+from sparklog.broker.log.publish_queue import PublishBounds, Waiting
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.topic import Topic
@@ -49,7 +50,8 @@ class PublishPace:
     def __init__(
         self, interval_seconds: float, clock: Clock, budget: PutBudget | None = None
     ) -> None:
-        self._interval_seconds = interval_seconds
+        self.usual_seconds = interval_seconds
+        """The interval before it is stretched."""
         self._clock = clock
         self._budget = budget
         self._seconds_per_object = 0.0
@@ -64,9 +66,12 @@ class PublishPace:
 
         `share`: the share of the time that publishing may take before the interval is stretched.
         """
-        wanted = waiting * self._seconds_per_object / share
-        longest = self._interval_seconds * limits.PUBLISH_STRETCH
-        return min(max(wanted, self._interval_seconds), longest)
+        return max(self.least_seconds(waiting, share), self.usual_seconds)
+
+    def least_seconds(self, objects: int, share: float) -> float:
+        """Returns the least time between two publications of so many files and commits."""
+        wanted = objects * self._seconds_per_object / share
+        return min(wanted, self.usual_seconds * limits.PUBLISH_STRETCH)
 
     def expected_seconds(self, waiting: int, share: float) -> float:
         """Returns the interval that the budget, too, allows: that of a topic that is never due."""
@@ -101,7 +106,8 @@ class PublishLoop:
         led_partitions: LedPartitions,
         *,
         pace: PublishPace,
-        publish_bytes: int,
+        publish_bytes: int = limits.PUBLISH_BYTES,
+        unpublished_bytes: int = limits.UNPUBLISHED_BYTES,
         check_leadership: Callable[[], None],
         on_published: Callable[[], None],
         clock: Clock,
@@ -111,25 +117,33 @@ class PublishLoop:
     ) -> None:
         """`publish_bytes`: of a topic are published before the interval of `pace` is over.
 
-        `check_leadership` raises `BrokerFenced` if a newer broker has taken over.
-        `on_published` is called after every commit. `workers` publish the topics with many records;
-        without them the caller does. `share` is that of `PublishPace` without a publishing process.
+        `unpublished_bytes`: of all topics, at which writes are refused. `check_leadership` raises
+        `BrokerFenced` if a newer broker has taken over. `on_published` is called after every
+        commit. `workers` publish the topics with many records; without them the caller does.
+        `share` is that of `PublishPace` without a publishing process.
         """
         self._publisher = publisher
         self._led_partitions = led_partitions
         self._on_published = on_published
-        self._publish_bytes = publish_bytes
         self._check_leadership = check_leadership
         self._clock = clock
         self._workers = workers
         self._backoff = RetrySchedule(clock, first_seconds=retry_seconds)
         self._pace = pace
+        self._order = PublishOrder()
         self._share = share
         self.interval_seconds = 0.0
         """The present time between two publications of a busy topic; 0 before the first tick."""
         self._beside: dict[str, Future[None]] = {}
         """Topics that are being published alongside the others, by topic id."""
         self._failure: BaseException | None = None
+        led_partitions.backlog.set_bounds(
+            PublishBounds(
+                usual_seconds=pace.usual_seconds,
+                publish_bytes=publish_bytes,
+                unpublished_bytes=unpublished_bytes,
+            )
+        )
 
     def tick(self) -> None:
         """Makes one commit for every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
@@ -137,33 +151,43 @@ class PublishLoop:
         waiting = self._led_partitions.backlog.waiting_objects
         share = _PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
         self.interval_seconds = self._pace.expected_seconds(waiting, share)
-        self._publish_all(self._due(self._pace.interval_seconds(waiting, share)))
+        self._publish_all(self._due(self._pace.interval_seconds(waiting, share), share))
 
-    def _due(self, interval_seconds: float) -> Sequence[Topic]:
+    def _due(self, interval_seconds: float, share: float) -> Sequence[Topic]:
         """Returns the topics to publish now, with a budget only those that it has puts for.
 
-        Topics that have only waited are in the order in which their waits began, so each has its
-        turn. Topics that were requested, or have many records, are published at once. They take no
-        puts from the others, which a client that requests one topic again and again could otherwise
-        stop.
+        Topics that were requested, or have many records, are published at once, and those with a
+        shorter interval of their own at that interval. They take no puts from the others, which a
+        client that requests one topic again and again could otherwise stop.
         """
-        due = functools.partial(self._led_partitions.backlog.due, publish_bytes=self._publish_bytes)
         left = self._pace.objects_now()
+        due = self._led_partitions.backlog.due(
+            interval_seconds=interval_seconds,
+            has_turns=left > 0,  # nearly never while many topics wait: they are not looked at
+        )
+        prompt = [each for each in due.prompt if not self._is_occupied(each.topic)]
+        objects = sum(_objects(each.topic) for each in prompt)
+        least_seconds = self._pace.least_seconds(objects, share)
+        found = due.urgent
+        found += [each.topic for each in prompt if each.seconds >= least_seconds]
         if left == math.inf:
-            return due(interval_seconds=interval_seconds)
-        found = due(interval_seconds=math.inf)
-        if left <= 0:  # nearly always while many topics wait: they are not looked at
-            return found
-        urgent = {topic.topic_id for topic in found}
-        for topic in due(interval_seconds=interval_seconds):
-            if left <= 0:
-                break
-            if topic.topic_id not in urgent and not self._is_occupied(topic):
-                objects = 1 + _partitions(topic)
-                left -= objects
-                self._pace.note_objects(objects)
-                found.append(topic)
-        return found
+            return [*found, *(each.topic for each in due.turns)]
+        turns = [each for each in due.turns if not self._is_occupied(each.topic)]
+        return [*found, *self._chosen(turns, left)]
+
+    def _chosen(self, turns: Sequence[Waiting], left: float) -> Iterator[Topic]:
+        """Chooses topics until the budget is used up, and counts their puts."""
+        candidates = [
+            Candidate(
+                puts=_objects(topic),
+                bytes=topic.unpublished_bytes + topic.staged_bytes,
+                seconds=seconds,
+            )
+            for topic, seconds in turns
+        ]
+        for index in self._order.choose(candidates, left):
+            self._pace.note_objects(candidates[index].puts)
+            yield turns[index].topic
 
     def _is_occupied(self, topic: Topic) -> bool:
         """Returns whether a topic is being published, or has failed and waits for its next try."""
@@ -216,7 +240,7 @@ class PublishLoop:
             self._publish_together(some)
 
     def _publish_together(self, topics: Sequence[Topic]) -> None:
-        objects = len(topics) + sum(map(_partitions, topics))
+        objects = sum(map(_objects, topics))
         began = self._clock.monotonic()
         outcomes = self._publisher.publish_together(topics)
         self._pace.note(objects, self._clock.monotonic() - began)
@@ -316,6 +340,11 @@ def _together(topics: Sequence[Topic]) -> Iterator[list[Topic]]:
         some.append(topic)
     if some:
         yield some
+
+
+def _objects(topic: Topic) -> int:
+    """Returns the number of files and commits that the topic's next commit puts."""
+    return 1 + _partitions(topic)
 
 
 def _partitions(topic: Topic) -> int:

@@ -5,8 +5,6 @@ The lock of the `LedPartitions` guards every change.
 
 from __future__ import annotations
 
-import math
-
 from sparklog import errors
 from sparklog.broker.counts import TopicCounts
 from sparklog.broker.log.partition import Partition
@@ -29,6 +27,7 @@ class Topic:
         "counts",
         "held_back",
         "in_doubt",
+        "is_asleep",
         "is_removed",
         "last_read",
         "leader_epochs",
@@ -44,7 +43,6 @@ class Topic:
         "version",
         "waiting",
         "waiting_partitions",
-        "waiting_since",
     )
 
     def __init__(self, name: str, topic_id: str, config: dict[str, str], table: TopicTable) -> None:
@@ -85,11 +83,8 @@ class Topic:
 
         In the order in which they began to wait for a commit.
         """
-        self.waiting_since = -math.inf
-        """When the oldest unpublished entry began to wait, or later, in monotonic seconds.
-
-        Predecessors' entries count as having waited forever: their clocks may have been wrong.
-        """
+        self.is_asleep = False
+        """True while unpublished entries wait for a long interval; see `PublishQueue`."""
         self.unconfirmed = 0
         """The number of published but unconfirmed entries."""
         self.held_back: str | None = None
@@ -133,6 +128,10 @@ class Topic:
     def compression(self) -> tuple[str, int] | None:
         """(codec, level) for Kafka batches; None keeps them as the producers sent them."""
         return topic_config.compression_of(self.config)
+
+    def publish_interval_seconds(self, usual_seconds: float) -> float:
+        """Returns how long records wait for the table, on a broker with this interval."""
+        return topic_config.publish_interval_seconds(self.config, usual_seconds=usual_seconds)
 
     def time_bounds_ms(self, now_us: int) -> tuple[int, int]:
         """Returns the first and the last timestamp that a record may have now."""

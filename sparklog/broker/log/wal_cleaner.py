@@ -18,6 +18,7 @@ the older ones are deleted at the start.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,9 @@ _CHECKPOINT_EVERY_OBJECTS = 1_000
 INHERITED_EPOCHS = 4  # at which a new broker puts its first checkpoint at once
 CLOSED_EPOCHS = 8  # retained for the grace period; older ones are deleted at the start
 _CARRY_AFTER_SECONDS = 300.0
+_CARRY_AFTER_BYTES = 2 * limits.PUBLISH_HELD_LOG_BYTES  # while topics wait for long intervals
+_AGES = 1_024
+"""The maximum number of samples of the age of our log."""
 
 _log = structlog.get_logger("sparklog.wal")
 _OBJECTS_AT_ONCE = 256
@@ -125,10 +129,14 @@ class WalCleaner:
         """All inherited epochs, and entries of partitions that this broker has since received."""
         self._carrying: tuple[PendingAppend, list[Located]] | None = None
         """The last append that was submitted to the writer, and the inherited entries in it."""
-        self._ages: deque[tuple[float, int]] = deque()
-        """(monotonic seconds, our newest sequence then), for the last `carry_after_seconds`."""
+        self._ages: deque[tuple[float, int, int]] = deque()
+        """(monotonic seconds, bytes of our log, our newest sequence then), until they are aged."""
         self._aged_sequence = -1
-        """Our objects up to this sequence are older than `carry_after_seconds`."""
+        """Our objects up to this sequence are older than `carry_after_seconds`.
+
+        While topics wait for long intervals, `_CARRY_AFTER_BYTES` follow them in addition: to carry
+        their entries would cost more than to publish them, which happens before that.
+        """
         self._began_at = clock.monotonic()
         # Closed epochs' objects are deleted after a grace period, whichever broker closed them.
         self._delete_closed_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
@@ -407,11 +415,16 @@ class WalCleaner:
 
     def _record_age(self) -> None:
         """Updates `_aged_sequence`."""
-        now, sequence = self._clock.monotonic(), self._led_partitions.applied_sequence
-        while self._ages and self._ages[0][0] <= now - self._bounds.carry_after_seconds:
-            self._aged_sequence = self._ages.popleft()[1]
-        if not self._ages or self._ages[-1][1] < sequence:
-            self._ages.append((now, sequence))
+        now, backlog = self._clock.monotonic(), self._led_partitions.backlog
+        log_bytes, sequence = backlog.log_bytes, self._led_partitions.applied_sequence
+        until = now - self._bounds.carry_after_seconds
+        up_to_bytes = log_bytes - _CARRY_AFTER_BYTES if backlog.has_sleepers else log_bytes
+        while self._ages and self._ages[0][0] <= until and self._ages[0][1] <= up_to_bytes:
+            self._aged_sequence = self._ages.popleft()[2]
+        if not self._ages or self._ages[-1][2] < sequence:
+            self._ages.append((now, log_bytes, sequence))
+            if len(self._ages) > _AGES:
+                self._ages = deque(itertools.islice(self._ages, 1, None, 2))
 
     def _payload(self, located: Located) -> wal.Payload:
         if located.entry.staged is not None:

@@ -251,11 +251,14 @@ def split_config(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def config_changes(target: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
-    """Returns the changes that turn the target's own configuration into the wanted one."""
+    """Returns the changes that turn the target's own configuration into the wanted one.
+
+    Keys that Kafka does not have stay as they are, unless they are wanted.
+    """
     changes: dict[str, str | None] = {
         name: value for name, value in wanted.items() if target.get(name) != value
     }
-    return changes | {name: None for name in target if name not in wanted}
+    return changes | dict.fromkeys(target.keys() - wanted.keys() - topic_config.OWN_KEYS)
 
 
 # ------------------------------------------------------------------------------ ranges

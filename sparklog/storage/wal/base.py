@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
 
@@ -35,6 +35,12 @@ class WalObject:
     at: WalPosition
     written_us: int
     located: tuple[Located, ...]
+    held_bytes: int = field(default=0, compare=False)
+    """What it takes to retain the flush; 0 if another process has written it.
+
+    On a file system, its bytes. An object counts as 128 KiB at least, because a restart reads each
+    of those that are still needed with a request.
+    """
 
     @property
     def is_fence(self) -> bool:

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.objects import ObjectMissing, Store, backoff_seconds, claim, in_parallel
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
@@ -47,6 +47,7 @@ from sparklog.storage.wal.payloads import Payload, joined
 
 _FLUSHES_AT_ONCE_MAX = 8  # maximum number of objects from a fence on, by a broker on any release
 
+_HELD_BYTES: Final = 128 * limits.KIB  # see `WalObject.held_bytes`
 _MAGIC: Final = b"SLWAL001"
 
 
@@ -186,7 +187,7 @@ class ObjectAppender:
 
     def plan(self, entries: Sequence[tuple[Entry, Payload]]) -> PlannedObject:
         at = WalPosition(self._broker, self._epoch, self.next_sequence)
-        with_ranges, pieces, _ = joined(entries)
+        with_ranges, pieces, payload_bytes = joined(entries)
         written_us = self._clock.now_us()
         index = _Index(
             os.urandom(8), at.broker, at.epoch, at.sequence, written_us, tuple(with_ranges)
@@ -196,6 +197,7 @@ class ObjectAppender:
             at=at,
             written_us=written_us,
             located=tuple(Located(entry, at, len(head)) for entry in with_ranges),
+            held_bytes=max(len(head) + payload_bytes, _HELD_BYTES),
         )
         self.next_sequence += 1
         return PlannedObject(written=written, pieces=[head, *pieces], put=self._claim)

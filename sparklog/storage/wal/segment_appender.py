@@ -114,6 +114,7 @@ class SegmentAppender:
             at=at,
             written_us=written_us,
             located=tuple(Located(each, at, origin, segment.ordinal) for each in with_ranges),
+            held_bytes=length,
         )
         self._place = (
             Place(segment.ordinal, offset + length, offset)
