@@ -406,6 +406,7 @@ def publishing(
     *,
     check: Callable[[], None] | None = None,
     pace: PublishPace | None = None,
+    unpublished_bytes: int = limits.UNPUBLISHED_BYTES,
     workers: Executor | None = None,
 ) -> PublishLoop:
     """A publish loop as the agent builds it, by default with an interval of one second."""
@@ -417,6 +418,7 @@ def publishing(
         rig.publisher,
         rig.led_partitions,
         pace=pace or PublishPace(1.0, rig.clock),
+        unpublished_bytes=unpublished_bytes,
         check_leadership=check
         or (lambda: takeover.check_leadership(rig.meta.reload(), rig.leadership)),
         on_published=wake,

@@ -93,9 +93,9 @@ class Backlog:
         return self._queue.objects
 
     @property
-    def has_sleepers(self) -> bool:
+    def has_long_waits(self) -> bool:
         """True while a topic waits for an interval of its own that is longer than the broker's."""
-        return self._queue.asleep > 0
+        return self._queue.has_long_waits
 
     @property
     def log_bytes(self) -> int:

@@ -99,6 +99,8 @@ class PublishQueue:
         self._asleep = _Alarms()
         self._held = _Alarms()
         """Topics asleep, at the `log_bytes` at which they are woken."""
+        self._slept: set[str] = set()
+        """Topics that have slept in their present wait."""
         self._full: dict[str, Topic] = {}
         """Topics that have reached `publish_bytes` during their wait."""
         self._requested: dict[str, None] = {}
@@ -127,9 +129,9 @@ class PublishQueue:
         return topic.publish_interval_seconds(self._bounds.usual_seconds)
 
     @property
-    def asleep(self) -> int:
-        """The number of topics that sleep."""
-        return len(self._asleep)
+    def has_long_waits(self) -> bool:
+        """True while a topic sleeps, or has slept and waits for its turn."""
+        return bool(self._slept)
 
     def topics(self) -> list[Topic]:
         """Returns all topics that wait, in the order in which their waits began."""
@@ -162,6 +164,7 @@ class PublishQueue:
         if wait is not None:
             self._leave(wait)
             self._full.pop(topic.topic_id, None)
+            self._slept.discard(topic.topic_id)
 
     def begin_turn(self, topic: Topic, now: float, *, restarts_wait: bool) -> None:
         """Clears the request for a topic that is being published.
@@ -228,6 +231,7 @@ class PublishQueue:
             case _Place.PROMPT:
                 self._prompt.set(topic.topic_id, wait.since + self.interval_seconds(topic))
             case _Place.ASLEEP:
+                self._slept.add(topic.topic_id)
                 slept_seconds = self.interval_seconds(topic) - self._bounds.usual_seconds
                 self._asleep.set(topic.topic_id, wait.since + slept_seconds)
                 self._held.set(topic.topic_id, wait.log_bytes + limits.PUBLISH_HELD_LOG_BYTES)

@@ -418,7 +418,7 @@ class WalCleaner:
         now, backlog = self._clock.monotonic(), self._led_partitions.backlog
         log_bytes, sequence = backlog.log_bytes, self._led_partitions.applied_sequence
         until = now - self._bounds.carry_after_seconds
-        up_to_bytes = log_bytes - _CARRY_AFTER_BYTES if backlog.has_sleepers else log_bytes
+        up_to_bytes = log_bytes - _CARRY_AFTER_BYTES if backlog.has_long_waits else log_bytes
         while self._ages and self._ages[0][0] <= until and self._ages[0][1] <= up_to_bytes:
             self._aged_sequence = self._ages.popleft()[2]
         if not self._ages or self._ages[-1][2] < sequence:
