@@ -304,6 +304,37 @@ def test_rules_about_a_cluster(
     assert found == fires
 
 
+@pytest.mark.parametrize(
+    ("lag", "own", "fires"),
+    [
+        (45, None, False),
+        (60, None, True),
+        (45, 1, True),
+        (3_640, 3_615, False),
+        (3_650, 3_615, True),
+    ],
+)
+def test_the_rule_about_tables_goes_by_the_interval_of_the_topic(
+    program: Path, lag: int, own: int | None, fires: bool
+) -> None:
+    """It is 30 seconds above that, or above twice that of the broker, of each topic by itself."""
+    lines = [
+        "sparklog_publish_interval_seconds 10",
+        f'sparklog_publish_lag_seconds{{topic="t"}} {lag}',
+        'sparklog_publish_lag_seconds{topic="u"} 0',
+        'sparklog_topic_publish_interval_seconds{topic="u"} 0.5',
+    ]
+    if own is not None:
+        lines.append(f'sparklog_topic_publish_interval_seconds{{topic="t"}} {own}')
+    text = "".join(f"{line}\n" for line in lines)
+    (rule,) = (rule["expr"] for rule in alerts() if rule["alert"] == "SparklogTableLag")
+    scrapes = [
+        {"at_ms": 1_000_000, "text": text, "labels": {"job": "sparklog", "instance": instance}}
+        for instance in ("1", "2")
+    ]
+    assert (Engine(program, scrapes).empty([rule]) == []) is fires
+
+
 def test_an_expression_without_data_is_noticed(engine: Engine) -> None:
     """Neither a wrong name, nor a wrong label, nor a wrong expression counts as data."""
     wrong = [

@@ -236,6 +236,18 @@ def test_lag_of_tables(bench: Bench) -> None:
     assert done[at("kafka_log_log_numlogsegments", topic="t", partition=1)] == 1
 
 
+def test_intervals_of_topics(bench: Bench) -> None:
+    """Only of those that have one: a shorter one, or a longer one with the broker's last part."""
+    name = "sparklog_topic_publish_interval_seconds"
+    bench.rig.create("second", 1, publish_interval_ms="500")
+    bench.rig.create("hour", 1, publish_interval_ms="3600000")
+    bench.rig.create("usual", 1, publish_interval_ms="1000")
+    bench.sources.publishing.tick()
+    found = bench.values()
+    own = {topic: found.get(at(name, topic=topic)) for topic in ("t", "usual", "second", "hour")}
+    assert own == {"t": None, "usual": None, "second": 0.5, "hour": 3_601.0}
+
+
 def test_debt_and_amplification_of_compaction(bench: Bench) -> None:
     """Debt is the bytes of enough small files; a merge pays it and amplifies the writing."""
     for _ in range(2):
@@ -498,6 +510,7 @@ def test_documented_labels_are_those_of_the_figures(bench: Bench) -> None:
     bench.kafka.counts.answered(0, 9, 0.005)
     bench.kafka.counts.errors[0, "invalid_record"] += 1
     bench.rig.append(["a"])
+    bench.rig.create("hour", 1, publish_interval_ms="3600000")
     bench.commit("g", "t", {0: 1})
     throttle(bench)
     page = (ROOT / "docs" / "operations" / "metrics.md").read_text("utf-8")

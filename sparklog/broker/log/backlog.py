@@ -102,11 +102,6 @@ class Backlog:
         """Bytes of our log, ever appended; see `WalObject.held_bytes`."""
         return self._queue.log_bytes
 
-    def interval_seconds(self, topic: Topic) -> float | None:
-        """Returns a topic's own interval; None if it has that of the broker."""
-        found = self._queue.interval_seconds(topic)
-        return found if found != self._queue.usual_seconds else None
-
     def set_bounds(self, bounds: PublishBounds) -> None:
         """Changes the bounds on the waiting of topics."""
         with self._lock:

@@ -153,6 +153,22 @@ class PublishLoop:
         self.interval_seconds = self._pace.expected_seconds(waiting, share)
         self._publish_all(self._due(self._pace.interval_seconds(waiting, share), share))
 
+    def longest_seconds(self, topic: Topic) -> float:
+        """Returns the time within which records are in the topic's table, while all is well.
+
+        Turns by worth may double the present interval; see `publish_order`.
+        """
+        usual_seconds, own_seconds = self._pace.usual_seconds, self.own_interval_seconds(topic)
+        if own_seconds is not None and own_seconds < usual_seconds:
+            return own_seconds
+        slept_seconds = 0.0 if own_seconds is None else own_seconds - usual_seconds
+        return slept_seconds + 2 * self.interval_seconds
+
+    def own_interval_seconds(self, topic: Topic) -> float | None:
+        """Returns a topic's own interval; None if it has that of the broker."""
+        found = topic.publish_interval_seconds(self._pace.usual_seconds)
+        return found if found != self._pace.usual_seconds else None
+
     def _due(self, interval_seconds: float, share: float) -> Sequence[Topic]:
         """Returns the topics to publish now, with a budget only those that it has puts for.
 

@@ -120,15 +120,6 @@ class PublishQueue:
         return topic.topic_id in self._waits
 
     @property
-    def usual_seconds(self) -> float:
-        """The interval of topics without one of their own, before it is stretched."""
-        return self._bounds.usual_seconds
-
-    def interval_seconds(self, topic: Topic) -> float:
-        """Returns the interval of a topic, before it is stretched."""
-        return topic.publish_interval_seconds(self._bounds.usual_seconds)
-
-    @property
     def has_long_waits(self) -> bool:
         """True while a topic sleeps, or has slept and waits for its turn."""
         return bool(self._slept)
@@ -207,8 +198,11 @@ class PublishQueue:
             wait.since = now  # the usual place is in the order of these
         self._move(wait, place)
 
+    def _interval_seconds(self, topic: Topic) -> float:
+        return topic.publish_interval_seconds(self._bounds.usual_seconds)
+
     def _place_of(self, topic: Topic) -> _Place:
-        own, usual = self.interval_seconds(topic), self._bounds.usual_seconds
+        own, usual = self._interval_seconds(topic), self._bounds.usual_seconds
         if own == usual or topic.held_back is not None:  # retries have a schedule of their own
             return _Place.USUAL
         return _Place.PROMPT if own < usual else _Place.ASLEEP
@@ -229,10 +223,10 @@ class PublishQueue:
             case _Place.INHERITED:
                 self._inherited[topic.topic_id] = wait
             case _Place.PROMPT:
-                self._prompt.set(topic.topic_id, wait.since + self.interval_seconds(topic))
+                self._prompt.set(topic.topic_id, wait.since + self._interval_seconds(topic))
             case _Place.ASLEEP:
                 self._slept.add(topic.topic_id)
-                slept_seconds = self.interval_seconds(topic) - self._bounds.usual_seconds
+                slept_seconds = self._interval_seconds(topic) - self._bounds.usual_seconds
                 self._asleep.set(topic.topic_id, wait.since + slept_seconds)
                 self._held.set(topic.topic_id, wait.log_bytes + limits.PUBLISH_HELD_LOG_BYTES)
         topic.is_asleep = place is _Place.ASLEEP

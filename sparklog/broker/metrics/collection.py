@@ -216,6 +216,8 @@ class TopicState:
     table: TableFigures
     held_back: bool
     deletions_refused: bool
+    longest_publish_seconds: float | None
+    """See `PublishLoop.longest_seconds`; None for a topic without an interval of its own."""
     offline: int
     """Partitions that accept no records."""
     stuck: int
@@ -401,9 +403,15 @@ class Collector:
             table=table,
             held_back=topic.refusal is not None,
             deletions_refused=topic.deletion_refusal is not None,
+            longest_publish_seconds=self._longest_publish_seconds(topic),
             offline=len(partitions) if topic.in_doubt is not None else blocked,
             stuck=self._stuck(topic),
         )
+
+    def _longest_publish_seconds(self, topic: Topic) -> float | None:
+        publishing = self.sources.publishing
+        has_own = publishing.own_interval_seconds(topic) is not None
+        return publishing.longest_seconds(topic) if has_own else None
 
     def _stuck(self, topic: Topic) -> int:
         led = self.sources.led_partitions

@@ -84,6 +84,9 @@ _OF_TOPICS: Final[Mapping[str, Callable[[TopicState, int], float]]] = {
 }
 """The value of a topic at a time, in µs since the Unix epoch."""
 
+_TOPIC_INTERVAL: Final = "sparklog_topic_publish_interval_seconds"
+"""Only of topics that have one."""
+
 _OF_PARTITIONS: Final[Mapping[str, Callable[[TopicState], Sequence[int]]]] = {
     "kafka_topic_partition_current_offset": lambda t: t.ends,
     "kafka_topic_partition_oldest_offset": lambda t: t.starts,
@@ -144,7 +147,14 @@ class Exposition:
     def _topic_families(self) -> tuple[Sums, dict[str, list[str]]]:
         """Returns the sums of all topics, and the lines of each family."""
         lines: dict[str, list[str]] = {
-            name: [] for name in (*_OF_TOPICS, *_OF_PARTITIONS, *_CONSTANT_OF_PARTITIONS, _LEADER)
+            name: []
+            for name in (
+                *_OF_TOPICS,
+                _TOPIC_INTERVAL,
+                *_OF_PARTITIONS,
+                *_CONSTANT_OF_PARTITIONS,
+                _LEADER,
+            )
         }
         topics, sums = self._collector.topics()
         leader = self._collector.sources.broker.broker_id
@@ -153,6 +163,10 @@ class Exposition:
         for topic in topics:
             for name, value_of in _OF_TOPICS.items():
                 lines[name].append(f'{name}{{topic="{topic.name}"}} {value_of(topic, now_us)}\n')
+            if (seconds := topic.longest_publish_seconds) is not None:
+                lines[_TOPIC_INTERVAL].append(
+                    f'{_TOPIC_INTERVAL}{{topic="{topic.name}"}} {seconds}\n'
+                )
             # A portion of partitions at a time, because other threads wait meanwhile.
             for first in range(0, len(topic.ends), _PARTITIONS_AT_ONCE):
                 span = slice(first, first + _PARTITIONS_AT_ONCE)

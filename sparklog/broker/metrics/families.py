@@ -119,6 +119,9 @@ _GAUGES: Final = {
     "sparklog_publish_interval_seconds": (
         "The present interval between two publications of a topic, which many busy topics stretch."
     ),
+    "sparklog_topic_publish_interval_seconds": (
+        "Time within which records of a topic with an interval of its own are in its table."
+    ),
     "sparklog_publish_lag_records": "Records of a topic that are not yet in its table.",
     "sparklog_publish_lag_seconds": (
         "Age of the oldest record of a topic that is not yet in its table."
