@@ -171,6 +171,9 @@ class TopicAdmin:
                 if topic_bytes is None
                 else min(self._writer.max_record_bytes, topic_bytes)
             ),
+            publish_interval_seconds=topic.publish_interval_seconds(
+                self._settings.publish_interval_seconds_on(local=self._store.is_local)
+            ),
         )
 
     def configs(self, name: str) -> list[ConfigEntry]:

@@ -534,6 +534,8 @@ def _print_topic(info: flight_messages.TopicInfo) -> None:
             f"table   {info.table_uri} (version {info.table_version},"
             f" {counted(info.table_files, 'file')}, {info.table_bytes} bytes)"
         )
+    if info.publish_interval_seconds >= 0:
+        typer.echo(f"publish every {info.publish_interval_seconds:g} s")
     heading = ("partition", "leader", "start", "end", "published")
     rows = [(p.partition, p.leader, p.start, p.end, p.published) for p in info.partitions]
     print_columns([heading, *rows])

@@ -510,6 +510,8 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     table_bytes: int = 0
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     """Largest total of key, value and headers that the broker accepts, in bytes."""
+    publish_interval_seconds: float = -1.0
+    """The time for which records wait for the table, before it is stretched; -1: unknown."""
     columns: list[ColumnInfo] = []
     """The typed columns of the table."""
     misfits: int = 0

@@ -520,6 +520,20 @@ def test_topics_from_beginning_to_end(broker: LiveBroker) -> None:
     assert ask(broker, "topics", "list").stdout == "t1\nt4\n"
 
 
+def test_a_topic_is_described_with_its_interval(broker: LiveBroker) -> None:
+    """That of the broker, or its own, as far as retention permits."""
+    assert "\npublish every 1 s\n" in ask(broker, "topics", "describe", "t1").stdout
+    alter = ["topics", "alter", "t1"]
+    altered = ask(broker, *alter, "--set", "publish.interval.ms=7200000")
+    assert altered.stdout == "t1: publish.interval.ms=7200000\n"
+    assert "\npublish every 7200 s\n" in ask(broker, "topics", "describe", "t1").stdout
+    ask(broker, *alter, "--set", "retention.ms=3600000")
+    assert "\npublish every 360 s\n" in ask(broker, "topics", "describe", "t1").stdout
+    refused = ask(broker, *alter, "--set", "publish.interval.ms=86400001")
+    assert refused.exit_code != ExitCode.OK
+    assert "an integer from 0 to 86400000, or -1" in refused.stderr
+
+
 def test_topic_that_exists(broker: LiveBroker) -> None:
     """A topic is made twice only if that is asked for."""
     assert ask(broker, "topics", "create", "t4").exit_code == ExitCode.FAILED

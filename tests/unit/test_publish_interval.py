@@ -281,7 +281,7 @@ def test_records_that_wait_survive_a_restart(
 
 
 def test_records_that_wait_survive_a_move(store: MemoryStore, clock: ManualClock) -> None:
-    """Promise: a member that receives a partition publishes what has waited there at once."""
+    """Promise: a member that receives a partition publishes its records at once."""
     members = [
         Rig(store, clock, broker=broker, options=RigOptions(is_member=True)) for broker in (1, 2)
     ]

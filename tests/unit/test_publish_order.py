@@ -71,12 +71,12 @@ def test_every_second_put_goes_by_worth() -> None:
 
 
 class Published:
-    """How topics with constant rates fare, at 18 puts a second and an interval of ten seconds."""
+    """Topics with constant rates, published with 18 puts a second after ten seconds at least."""
 
     def __init__(self, rates: Sequence[float], puts: int, order: Order) -> None:
         since = [0.0] * len(rates)
         self.longest = [0.0] * len(rates)
-        ages = written = left = now = 0.0
+        waits = written = left = now = 0.0
         while now < 600.0:
             now += 0.1
             left = min(left + 1.8, 18.0)
@@ -87,13 +87,13 @@ class Published:
             for index in order(due, left):
                 at, name = waiting[index]
                 left -= puts
-                ages += rates[name] * (now - at) ** 2 / 2
+                waits += rates[name] * (now - at) ** 2 / 2
                 written += rates[name] * (now - at)
                 if now > 60.0:  # they all begin together
                     self.longest[name] = max(self.longest[name], now - at)
                 since[name] = now
-        self.mean_age = ages / written
-        """Of a byte, when its table gets it; on average of its whole wait."""
+        self.mean_wait = waits / written
+        """The mean time until a byte is published, in seconds."""
 
 
 def by_age(due: Sequence[Candidate], puts: float) -> Sequence[int]:
@@ -114,6 +114,6 @@ def test_bytes_wait_less_where_topics_differ(rates: list[float], better: float) 
     cycle_seconds = len(rates) * 5 / 18
     assert cycle_seconds > 15
     old, new = Published(rates, 5, by_age), Published(rates, 5, PublishOrder().choose)
-    assert new.mean_age <= old.mean_age * better * 1.01
+    assert new.mean_wait <= old.mean_wait * better * 1.01
     assert max(old.longest) <= cycle_seconds + 1
     assert max(new.longest) <= 2 * cycle_seconds + 1

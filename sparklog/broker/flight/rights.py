@@ -140,7 +140,7 @@ def _topic(caller: Caller, reply: flight_messages.TopicInfo) -> flight_messages.
     if caller.may(Operation.DESCRIBE_CONFIGS, _TOPIC, reply.topic):
         return reply
     config = {key: value for key, value in reply.config.items() if key == MIRROR_SOURCE}
-    return msgspec.structs.replace(reply, config=config)
+    return msgspec.structs.replace(reply, config=config, publish_interval_seconds=-1.0)
 
 
 def _names(caller: Caller, reply: flight_messages.TopicNames) -> flight_messages.TopicNames:

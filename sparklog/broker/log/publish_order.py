@@ -1,9 +1,9 @@
 """The order in which topics are published while there are not enough puts for all. Pure.
 
 Every second put goes to the topic that has waited longest. The others go by worth: bytes times
-waiting time, per put. That keeps the mean age of unpublished bytes low: topics with more bytes per
-put are published more often, by the square root of it. (With the rate r and the cost c of a topic,
-the mean of r · t over all topics is lowest, for the same puts, if r · t² / c is equal for all.)
+waiting time, per put. That keeps the mean wait of a byte low: topics with more bytes per put are
+published more often, by the square root of it. (With the rate r, the cost c and the interval t of a
+topic, the sum of r · t is lowest, for the same puts per second, if r · t² / c is equal for all.)
 
 So no topic starves: until it is published, others get at most twice the puts of the topics that
 have waited longer, and twice those of the largest topic.
@@ -27,12 +27,12 @@ class Candidate(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """What its puts are worth: it rises as the topic waits."""
+        """The worth of its puts, which rises as the topic waits."""
         return self.bytes * self.seconds / self.puts
 
 
 class PublishOrder:
-    """Chooses the topics to publish; remembers only what is left of a pair of puts."""
+    """Chooses the topics to publish; remembers only by which of the two it is to choose next."""
 
     def __init__(self) -> None:
         self._ahead = 0

@@ -29,14 +29,14 @@ from sparklog.broker.log.topic import Topic
 from sparklog.storage.snapshot import WalPosition
 
 ASLEEP_ENTRIES: Final = 65_536
-"""Of all topics that sleep: 64 MiB of memory, and up to three seconds of a restart."""
+"""The entries of all topics that sleep: 64 MiB of memory, and up to three seconds of a restart."""
 _ASLEEP_SHARE: Final = 0.25
-"""Of `unpublished_bytes`, likewise."""
+"""The share of `unpublished_bytes` that they may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishBounds:
-    """What ends the waiting of topics."""
+    """Bounds at which topics no longer wait."""
 
     usual_seconds: float = limits.PUBLISH_INTERVAL_SECONDS
     """The interval of topics without one of their own."""
@@ -129,7 +129,7 @@ class PublishQueue:
         return [each.topic for each in self._waits.values()]
 
     def set_bounds(self, bounds: PublishBounds, now: float) -> None:
-        """Changes what ends the waiting, also of topics that wait already."""
+        """Changes the bounds, also for topics that wait already."""
         self._bounds = bounds
         for topic in self.topics():
             self.reconsider(topic, now)
@@ -289,7 +289,7 @@ class PublishQueue:
         for of_topic in (self._blocked, self._requested, self._full):
             of_topic.pop(topic.topic_id, None)
 
-    # -------------------------------------------------------------------------- what is due
+    # -------------------------------------------------------------------------- due topics
 
     def due(self, now: float, *, interval_seconds: float, has_turns: bool = True) -> Due:
         """Returns the topics that are due.

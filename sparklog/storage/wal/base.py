@@ -36,10 +36,10 @@ class WalObject:
     written_us: int
     located: tuple[Located, ...]
     held_bytes: int = field(default=0, compare=False)
-    """What it takes to retain the flush; 0 if another process has written it.
+    """The cost of retaining the flush; 0 if another process has written it.
 
-    On a file system, its bytes. An object counts as 128 KiB at least, because a restart reads each
-    of those that are still needed with a request.
+    On a file system, this is its bytes. An object counts as 128 KiB at least, because a restart
+    reads each of those that are still needed with a request.
     """
 
     @property
