@@ -499,6 +499,7 @@ class Backlog:
         for each in unpublished:
             self._unconfirmed_references.remove(each)
             self.add(topic, partition, each)
+        self._queue.wake(topic, self._clock.monotonic())  # they have waited before
         self._count_unconfirmed(topic, len(partition.unconfirmed))
 
     def release(self, partition: Partition) -> None:
