@@ -426,11 +426,18 @@ class Backlog:
 
     def needed(self, broker: int, epoch: int) -> list[int]:
         """Returns the sorted sequences of that epoch's objects with entries not yet confirmed."""
+        return sorted(set(self.references(broker, epoch)))
+
+    def references(self, broker: int, epoch: int) -> list[int]:
+        """Returns the sequences that are `needed`, in any order, and some of them twice.
+
+        Acks wait meanwhile, so this does no more than copy them.
+        """
         with self._lock:
-            return sorted(
-                self._unpublished_references.sequences(broker, epoch)
-                | self._unconfirmed_references.sequences(broker, epoch)
-            )
+            return [
+                *self._unpublished_references.sequences(broker, epoch),
+                *self._unconfirmed_references.sequences(broker, epoch),
+            ]
 
     def is_needed(self, broker: int, epoch: int) -> bool:
         """Returns whether `needed` is not empty for that epoch."""

@@ -55,13 +55,18 @@ class CheckpointContent:
 
     sequence: int
     """The newest object that it reflects."""
-    needed: Sequence[int]
-    """Sequences of the objects with entries not yet confirmed."""
+    references: Sequence[int]
+    """Sequences of the objects with entries not yet confirmed; see `Backlog.references`."""
     bounds: Mapping[str, tuple[Bounds, ...]]
     """Bounds of each partition, by topic id."""
     states: StateSnapshot
     led: Mapping[str, Mapping[int, int]]
     """The leader epoch of each partition that this broker leads, by topic id and number."""
+
+    @property
+    def needed(self) -> list[int]:
+        """The sequences of the objects with entries not yet confirmed, sorted."""
+        return sorted(set(self.references))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,7 +467,7 @@ class LedPartitions:
                 return None
             return CheckpointContent(
                 sequence=self.applied_sequence,
-                needed=self.backlog.needed(broker, epoch),
+                references=self.backlog.references(broker, epoch),
                 bounds=self.bounds(),
                 states=self.snapshot_states(now_us=now_us),
                 led={

@@ -36,9 +36,9 @@ class WalReferences:
         if batch_id is not None:
             _decrement(self._batches, batch_id)
 
-    def sequences(self, broker: int, epoch: int) -> set[int]:
-        """Returns the sequences of that epoch's needed objects."""
-        return set(self._objects.get((broker, epoch), ()))
+    def sequences(self, broker: int, epoch: int) -> list[int]:
+        """Returns the sequences of that epoch's needed objects, in any order."""
+        return list(self._objects.get((broker, epoch), ()))
 
     def oldest(self, broker: int, epoch: int) -> Iterator[int]:
         """Iterates over the needed objects, first needed first: in our own epoch, ascending."""
