@@ -9,6 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from sparklog.formats.topic_config import PUBLISH_INTERVAL
 from sparklog.jobs.mirroring.plan import (
     Bounds,
     Pair,
@@ -156,6 +157,16 @@ def test_changes_make_a_configuration_the_wanted_one() -> None:
     """Values are set, and those of other keys go back to their defaults."""
     changes = config_changes({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "3", "d": "4"})
     assert changes == {"b": "3", "c": None, "d": "4"}
+
+
+def test_the_publish_interval_of_a_target_stays() -> None:
+    """A Kafka topic cannot have one, so it says nothing about it; another sparklog's can."""
+    assert config_changes({PUBLISH_INTERVAL: "5", "retention.ms": "1"}, {}) == {
+        "retention.ms": None
+    }
+    assert config_changes({PUBLISH_INTERVAL: "5"}, {PUBLISH_INTERVAL: "6"}) == {
+        PUBLISH_INTERVAL: "6"
+    }
 
 
 # ------------------------------------------------------------------------------ ranges

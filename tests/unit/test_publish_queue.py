@@ -238,6 +238,17 @@ def test_the_topics_with_most_are_woken(monkeypatch: pytest.MonkeyPatch) -> None
     assert turns(queue, 11.0) == ["large"]
 
 
+def test_a_topic_that_is_awake_is_not_woken() -> None:
+    """Its wait goes on, and a topic that does not wait does not begin to."""
+    usual, second, idle = topic_of("u"), topic_of("s", 1_000), topic_of("i", 3_600_000)
+    queue = queue_of(usual, second)
+    for topic in (usual, second, idle):
+        queue.wake(topic, 9.0)
+    due = queue.due(10.0, interval_seconds=USUAL_SECONDS)
+    assert [tuple(each) for each in (*due.prompt, *due.turns)] == [(second, 10.0), (usual, 10.0)]
+    assert queue.topics() == [usual, second]
+
+
 def test_topics_that_sleep_are_not_looked_at() -> None:
     """Promise: looking at the queue costs the same with any number of topics that sleep."""
     looked_at = 0
