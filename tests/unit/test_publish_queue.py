@@ -239,7 +239,7 @@ def test_the_topics_with_most_are_woken(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_topic_that_is_awake_is_not_woken() -> None:
-    """Its wait goes on, and a topic that does not wait does not begin to."""
+    """Its wait continues, and a topic that does not wait does not begin to."""
     usual, second, idle = topic_of("u"), topic_of("s", 1_000), topic_of("i", 3_600_000)
     queue = queue_of(usual, second)
     for topic in (usual, second, idle):
@@ -247,6 +247,19 @@ def test_a_topic_that_is_awake_is_not_woken() -> None:
     due = queue.due(10.0, interval_seconds=USUAL_SECONDS)
     assert [tuple(each) for each in (*due.prompt, *due.turns)] == [(second, 10.0), (usual, 10.0)]
     assert queue.topics() == [usual, second]
+
+
+def test_a_configuration_without_effect_on_the_interval_changes_no_wait() -> None:
+    """A topic keeps its place, also if it is held back again."""
+    first, second = topic_of("u"), topic_of("v")
+    queue = queue_of(first)
+    queue.begin(second, 5.0)
+    first.config = {"retention.ms": "5"}
+    queue.reconsider(first, 6.0)
+    first.held_back = "403"
+    queue.reconsider(first, 7.0)
+    assert turns(queue, 10.0) == ["u"]
+    assert turns(queue, 15.0) == ["u", "v"]
 
 
 def test_topics_that_sleep_are_not_looked_at() -> None:
