@@ -63,7 +63,7 @@ from sparklog.storage.metadata.model import BrokerKind, BrokerRegistration
 from sparklog.storage.metadata.observer import PAUSE
 from sparklog.storage.metadata.processes import this_process
 from sparklog.storage.metadata.store import MetadataStore
-from sparklog.storage.objects import PutUnresolved, Store, open_store
+from sparklog.storage.objects import Purpose, PutUnresolved, Store, counted, open_store
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import TopicTable
@@ -117,7 +117,10 @@ class Agent:
         self._take_over = take_over
         self._allow_non_empty = allow_non_empty
         self._ask = ask
-        self._store = store if store is not None else open_store(settings.root, settings.storage)
+        self._store = counted(
+            store if store is not None else open_store(settings.root, settings.storage),
+            Purpose.METADATA,
+        )
         self._clock = clock or SystemClock()
         self._liveness = settings.liveness.on(local=self._store.is_local)
         self._is_member = settings.cluster.join and kind is BrokerKind.STANDING
@@ -139,7 +142,8 @@ class Agent:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
-        self._histories = Histories(self._store, clock=self._clock)
+        self._recovery_store = counted(self._store, Purpose.RECOVERY)
+        self._histories = Histories(self._recovery_store, clock=self._clock)
         """Logs of other brokers, for the thread that follows the cluster."""
         self._follow_now = threading.Event()
         self._removed_files = RemovedFileRetention(settings.janitor.removed_file_kept_seconds)
@@ -303,16 +307,15 @@ class Agent:
     def _start_serving(self) -> None:
         open_table = functools.partial(
             TopicTable,
-            self._store,
+            counted(self._store, Purpose.TABLES),
             clock=self._clock,
             removed_file_grace_seconds=self.settings.janitor.removed_file_grace_seconds,
             retention=self._removed_files,
         )
-        taken = takeover.take(self._store, self._meta, self._leadership, clock=self._clock)
+        store = self._recovery_store
+        taken = takeover.take(store, self._meta, self._leadership, clock=self._clock)
         self._leadership = taken.leadership
-        led_partitions = recovery.recover(
-            self._store, taken, clock=self._clock, open_table=open_table
-        )
+        led_partitions = recovery.recover(store, taken, clock=self._clock, open_table=open_table)
         for topic in led_partitions.topics():
             if topic.refusal is not None:
                 _log.error("cannot publish", topic=topic.name, reason=topic.refusal)

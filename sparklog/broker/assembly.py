@@ -51,7 +51,7 @@ from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.liveness import heartbeat_time_us, readiness
 from sparklog.storage.metadata.model import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
-from sparklog.storage.objects import LocalStore, Store
+from sparklog.storage.objects import LocalStore, Purpose, Store, counted
 from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import OpenTable
 from sparklog.storage.wal.base import Appender
@@ -71,6 +71,7 @@ class Surroundings:
 
     settings: BrokerSettings
     store: Store
+    """Each part gets its own view of it, which counts the requests for the part's purpose."""
     clock: Clock
     kind: BrokerKind
     meta: MetadataStore
@@ -163,7 +164,7 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
     appender, writer = _writer(given, led_partitions, hot, budget)
     process = publish_process(given, hot)
     publisher = Publisher(
-        store,
+        counted(store, Purpose.TABLES),
         led_partitions,
         hot,
         clock=clock,
@@ -172,7 +173,7 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
         process=process,
     )
     broker = Broker(
-        store,
+        counted(store, Purpose.METADATA),
         given.meta,
         given.leadership,
         led_partitions,
@@ -182,6 +183,7 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
         clock=clock,
         open_table=open_table,
         refused=given.refused,
+        read_store=counted(store, Purpose.READS),
         defaults=TopicDefaults(
             auto_create=settings.topics.auto_create,
             partitions=settings.topics.default_partitions,
@@ -232,7 +234,8 @@ def put_budget(settings: BrokerSettings, *, local: bool) -> PutBudget | None:
 def _writer(
     given: Surroundings, led_partitions: LedPartitions, hot: HotTail, budget: PutBudget | None
 ) -> tuple[Appender, Writer]:
-    settings, store, leadership = given.settings, given.store, given.leadership
+    settings, leadership = given.settings, given.leadership
+    store = counted(given.store, Purpose.LOG)
     appender = wal.of(store, given.clock, leadership.log).appender(
         leadership.broker, leadership.epoch, stopping=given.stopping.is_set
     )
@@ -278,7 +281,8 @@ def _wal_cleaner(
     writer: Writer,
     publisher: Publisher,
 ) -> WalCleaner:
-    settings, store, leadership = given.settings.writer, given.store, given.leadership
+    settings, leadership = given.settings.writer, given.leadership
+    store = counted(given.store, Purpose.UPKEEP)
     confirmer = Confirmer(
         store,
         led_partitions,
@@ -311,7 +315,7 @@ def _wal_cleaner(
 def _janitor(
     given: Surroundings, led_partitions: LedPartitions, broker: Broker, open_table: OpenTable
 ) -> Janitor:
-    store = given.store
+    store = counted(given.store, Purpose.UPKEEP)
 
     def owns(topic: Topic) -> bool:
         """Returns whether this broker maintains the topic's table; only one broker does."""
@@ -372,7 +376,7 @@ def reconciler_of(
         on_change: called when the reconciler's `take` has work to do.
     """
     reconciler = Reconciler(
-        given.store,
+        counted(given.store, Purpose.RECOVERY),
         parts.broker.metadata,
         given.leadership,
         parts.led_partitions,
@@ -383,7 +387,7 @@ def reconciler_of(
         clock=given.clock,
         seen=recovered,
         on_change=on_change,
-        readiness=functools.partial(readiness, given.store),
+        readiness=functools.partial(readiness, counted(given.store, Purpose.METADATA)),
         histories=histories,
     )
     # Also for a sole broker: it may not know the outcome of its own change.
@@ -401,7 +405,8 @@ def cluster_parts(
     ask: Ask | None,
 ) -> ClusterParts:
     """Returns the parts of a member. `ask`: sends requests to other brokers; None: not possible."""
-    store, clock, broker = given.store, given.clock, parts.broker
+    clock, broker = given.clock, parts.broker
+    store = counted(given.store, Purpose.METADATA)
     ask_readiness = functools.partial(readiness, store)
     controller = Controller(
         store,

@@ -53,7 +53,7 @@ from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.model import BrokerRegistration
 from sparklog.storage.metadata.store import MetadataStore
-from sparklog.storage.objects import Store
+from sparklog.storage.objects import Purpose, Store, counted
 from sparklog.storage.table.topic_table import OpenTable
 from sparklog.version import VERSION
 
@@ -102,7 +102,9 @@ class Broker:
         settings: BrokerSettings = _DEFAULT_SETTINGS,
         submit_timeout_seconds: float = 30.0,
         refused: RefusedWork | None = None,
+        read_store: Store | None = None,
     ) -> None:
+        """`read_store`: the view of the store for records that clients read; None: `store`."""
         self._store = store
         self._leadership = leadership
         self._led_partitions = led_partitions
@@ -115,7 +117,7 @@ class Broker:
         self._closing = threading.Event()
         self.refused = refused or RefusedWork(clock)
         """The work that this broker currently refuses."""
-        self._reader = LogReader(store, led_partitions, hot)
+        self._reader = LogReader(read_store or store, led_partitions, hot)
         self._kafka_reader = KafkaReader(self._reader, led_partitions, hot, clock=clock)
         sight_seconds = settings.liveness.on(local=store.is_local).sight_seconds
         self.metadata = LeaderMetadata(
@@ -141,7 +143,7 @@ class Broker:
         self.group_configs = GroupConfigs(self.metadata)
         self.producer_ids = ProducerIds(self.metadata)
         self.staged = StagedBatches(
-            store,
+            counted(store, Purpose.TABLES),
             led_partitions,
             writer,
             clock=clock,

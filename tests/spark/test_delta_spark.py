@@ -68,7 +68,7 @@ def test_spark_reads_our_table(
 ) -> None:
     """Spark sees our rows with their exact types and values, from commits or from a checkpoint."""
     prepare(table)
-    if table.log_reader.checkpoint_version > 0:
+    if table.checkpoint_version > 0:
         table.store.delete(f"{table.log_folder}/{version:020d}.json" for version in range(6))
     found = read(spark, table)
     assert [field.simpleString() for field in found.schema] == [

@@ -167,7 +167,7 @@ def test_what_was_replaced_goes_by_the_time_of_its_commit(
     clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + 1)
     late = TopicTable(table.store, "t", clock=clock)
     late.refresh()
-    assert late.log_reader.checkpoint_version == table.snapshot.version
+    assert late.checkpoint_version == table.snapshot.version
     assert maintenance.sweep_replaced(late) == 3
     stored = [stat.name for stat in table.store.walk("topics/t/partition=0")]
     assert [f"partition=0/{name}" for name in stored] == [merged.path]

@@ -217,7 +217,8 @@ class Reconciler:
         The topic is then held back, and the other topics continue.
         """
         if topic.table.snapshot.partitions < known.partition_count:
-            refusal = recovery.refusal_of(self._store, topic.table.refresh)
+            table = topic.table.through(self._store)
+            refusal = recovery.refusal_of(self._store, table.refresh)
             if refusal is not None and self._leadership.broker in known.leaders:
                 self._led_partitions.backlog.hold_back(topic, str(refusal) or repr(refusal))
         snapshot = topic.table.snapshot

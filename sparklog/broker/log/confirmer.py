@@ -130,7 +130,7 @@ class Confirmer:
         if self._clock.monotonic() - self._began > self._after_seconds:
             return {}  # from here on, samples by our own clock suffice
         horizon_us = self._store_now_us() - round(self._after_seconds * 1e6)
-        table = topic.table
+        table = topic.table.through(self._store)
         return table.log_reader.ends_before(table.snapshot, horizon_us)
 
     def _confirm(self, topic: Topic) -> None:
@@ -138,7 +138,7 @@ class Confirmer:
         ranges = self._led_partitions.backlog.unconfirmed_ranges(topic, ends)
         if not ranges:
             return
-        table = topic.table
+        table = topic.table.through(self._store)
         table.confirm(until)
         snapshot = table.snapshot
         table.sync()  # the janitor may have read files that another engine has not made durable

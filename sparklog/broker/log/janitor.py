@@ -361,7 +361,8 @@ class Janitor:
                 first_seconds=UPKEEP_RETRY_SECONDS,
                 most_seconds=UPKEEP_RETRY_MAX_SECONDS,
             )
-            found = self._topics[topic.topic_id] = _TopicMaintenance(topic.table, backoff)
+            table = topic.table.through(self._store)
+            found = self._topics[topic.topic_id] = _TopicMaintenance(table, backoff)
             found.due["sweep"] = self._first_sweep(f"topics/{topic.name}")
         return found
 
@@ -618,7 +619,7 @@ class Janitor:
                 self._emptied.add(name)
                 return
             self._finish_deletion(name)
-        table = self._open_table(name)
+        table = self._open_table(name).through(self._store)
         if table.refresh().topic_id is not None:
             return  # its creator may still add it to the metadata
         self._cleared.add(name)
@@ -693,7 +694,7 @@ class Janitor:
             known = topics.get(name)
             if known is None or known.topic_id != receipt.topic_ids.get(name):
                 continue  # deleted
-            ends = self._open_table(name).refresh().ends
+            ends = self._open_table(name).through(self._store).refresh().ends
             if any(ends[number] < first + count for number, (first, count) in ranges.items()):
                 return False
         return True

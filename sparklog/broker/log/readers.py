@@ -236,7 +236,7 @@ class LogReader:
                 gone = missing.path
                 # A newer version may name other files.
                 with contextlib.suppress(errors.Corrupt):
-                    topic.table.refresh()
+                    topic.table.through(self._store).refresh()
                 continue
             if start < until:  # offsets in no slice are a gap
                 nothing = pa.RecordBatch.from_pylist([], ROW_SCHEMA)

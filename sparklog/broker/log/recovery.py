@@ -271,7 +271,9 @@ def refresh_all(store: Store, tables: Sequence[TopicTable]) -> dict[str, Excepti
     """Reads tables, and makes their state durable.
 
     Returns, by topic, why its table cannot be written; None if it can be, as far as is known.
+    The requests are made through `store`.
     """
+    tables = [table.through(store) for table in tables]
     refusals = dict(in_parallel(store, _refresh, tables))
     sync_all(store, [table for table in tables if refusals[table.topic] is None])
     return refusals

@@ -70,7 +70,7 @@ def note_gaps(table: TopicTable) -> None:
 
 def checkpoint_due(table: TopicTable, *, every: int = limits.TABLE_CHECKPOINT_EVERY) -> bool:
     """Returns whether at least `every` commits follow the newest checkpoint that `table` knows."""
-    return table.snapshot.version - max(table.log_reader.checkpoint_version, 0) >= every
+    return table.snapshot.version - max(table.checkpoint_version, 0) >= every
 
 
 # ------------------------------------------------------------------------------ the log

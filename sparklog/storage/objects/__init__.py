@@ -10,7 +10,6 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from sparklog import errors
 from sparklog.storage.objects.base import (
-    CountsRequests,
     ObjectExists,
     ObjectMissing,
     Payload,
@@ -30,6 +29,14 @@ from sparklog.storage.objects.faults import DelayFaults, Fault, Faults, NoFaults
 from sparklog.storage.objects.local import LocalStore
 from sparklog.storage.objects.memory import DelayedStore, MemoryStore, named_store
 from sparklog.storage.objects.parallel import in_parallel
+from sparklog.storage.objects.usage import (
+    CountsRequests,
+    Purpose,
+    Usage,
+    counted,
+    total,
+    usages,
+)
 
 __all__ = [
     "CountsRequests",
@@ -44,19 +51,24 @@ __all__ = [
     "ObjectMissing",
     "Payload",
     "Piece",
+    "Purpose",
     "PutAllNew",
     "PutUnresolved",
     "ScriptedFaults",
     "Stat",
     "Store",
     "SyncFailed",
+    "Usage",
     "backoff_seconds",
     "claim",
     "claim_all",
+    "counted",
     "in_parallel",
     "open_store",
     "put_together",
     "shortage",
+    "total",
+    "usages",
 ]
 
 

@@ -16,10 +16,9 @@
 from __future__ import annotations
 
 import errno
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias
 
 import pyarrow as pa
 
@@ -87,13 +86,6 @@ class Stat:
     size_bytes: int
     modified_us: int
     """By the store's clock, in µs since the Unix epoch; some stores round to whole seconds."""
-
-
-@runtime_checkable
-class CountsRequests(Protocol):
-    """A store that counts the operations on it, by kind."""
-
-    requests: Counter[str]
 
 
 class Store(Protocol):

@@ -24,7 +24,6 @@ import fcntl
 import os
 import stat
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -48,6 +47,7 @@ from sparklog.storage.objects.base import (
 )
 from sparklog.storage.objects.files import LogFiles
 from sparklog.storage.objects.local_files import LocalFiles
+from sparklog.storage.objects.usage import CountingStore, Usage
 
 _FLUSH_THREADS = 16  # for the files of a joint put; more would not share disk flushes any better
 _PUTS_TOGETHER = 128  # objects of a joint put that are open concurrently
@@ -74,7 +74,7 @@ _NO_FOLDER: Final = {errno.ENOENT, errno.ENOTDIR}
 _SURELY_NOT_SHOWN: Final = _FULL | _FORBIDDEN | _NO_LINKS | {errno.ENOENT}
 
 
-class LocalStore:
+class LocalStore(CountingStore):
     """The objects under a folder, which the first put creates."""
 
     is_local = True
@@ -83,14 +83,15 @@ class LocalStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self.uri = Path(self.root).as_uri()
-        self.requests: Counter[str] = Counter()
-        """Calls by operation, on objects and on log files."""
-        self.files: LogFiles | None = LocalFiles(self.root, self.requests)
+        super().__init__()
         self._has_hard_links = True
         # Folders whose entries are durable. Needs no lock: updates are atomic and idempotent.
         self._durable_folders: set[str] = set()
-        self._flush_pool: tuple[int, ThreadPoolExecutor | None] = 0, None
-        """The pid of the process that started the threads, and the threads, which flush files."""
+        self._flushers = _Flushers()
+
+    def _count_in(self, usage: Usage) -> None:
+        super()._count_in(usage)
+        self.files: LogFiles | None = LocalFiles(self.root, self.requests)
 
     # -------------------------------------------------------------------------- writing
 
@@ -304,15 +305,6 @@ class LocalStore:
             return None
         return written
 
-    def _flushers(self) -> ThreadPoolExecutor:
-        """Returns the threads that flush; a forked process gets its own."""
-        process, pool = self._flush_pool
-        if pool is None or process != os.getpid():
-            pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="sparklog-flush")
-            # Two threads may get here concurrently; each then uses its own pool the first time.
-            self._flush_pool = os.getpid(), pool
-        return pool
-
     def _in_parallel(self, work: Callable[[_Item], None], items: Sequence[_Item]) -> None:
         """Runs `work` for every item, and raises the first error once all have finished.
 
@@ -328,7 +320,7 @@ class LocalStore:
             for each in items[number::count]:
                 work(each)
 
-        pool, running = self._flushers(), list[Future[None]]()
+        pool, running = self._flushers.pool(), list[Future[None]]()
         try:
             # If no thread can be started, as at interpreter shutdown, this one does the rest.
             with contextlib.suppress(RuntimeError):
@@ -549,6 +541,23 @@ class LocalStore:
         return errors.StorageFull(
             root=self.uri, missing=missing, free_bytes=free_bytes, reserve_bytes=0
         )
+
+
+class _Flushers:
+    """The threads that flush files, of all views of a store."""
+
+    def __init__(self) -> None:
+        self._pool: tuple[int, ThreadPoolExecutor | None] = 0, None
+        """The pid of the process that started the threads, and the threads."""
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Returns the threads; a forked process gets its own."""
+        process, pool = self._pool
+        if pool is None or process != os.getpid():
+            pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="sparklog-flush")
+            # Two threads may get here concurrently; each then uses its own pool the first time.
+            self._pool = os.getpid(), pool
+        return pool
 
 
 class _Written:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from sparklog.storage.objects.base import (
 from sparklog.storage.objects.faults import Faults, NoFaults, Operation
 from sparklog.storage.objects.memory_files import MemoryFiles, MemoryObject, cut_power
 from sparklog.storage.objects.parallel import in_parallel
+from sparklog.storage.objects.usage import CountingStore
 
 _Listed = TypeVar("_Listed")
 _PAGE: Final = 1_000
@@ -288,6 +289,10 @@ def _stat(name: str, found: MemoryObject) -> Stat:
     return Stat(name=name, size_bytes=found.data.size, modified_us=found.modified_us)
 
 
+def _size(data: Payload) -> int:
+    return sum(map(len, pieces(data)))
+
+
 _NAMED: dict[str, MemoryStore] = {}
 
 
@@ -299,13 +304,21 @@ def named_store(name: str) -> MemoryStore:
 # ------------------------------------------------------------------------------ a slow store
 
 
-class DelayedStore:
+@dataclass(slots=True)
+class _InFlight:
+    """Requests that are in flight through all views of a store."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    count: int = 0
+    most: int = 0
+
+
+class DelayedStore(CountingStore):
     """Delays each request to another store, and counts requests as a bucket would bill them.
 
     - `requests` counts them by operation. A listing costs a request per page of 1,000 objects;
       opening an object costs a `stat`, and reading it a `get_range` per window.
     - Calls that are not requests to a bucket, such as `sync_folder`, are not delayed or counted.
-    - `most_at_once` is the highest number of requests that were in flight concurrently.
     """
 
     def __init__(
@@ -320,31 +333,45 @@ class DelayedStore:
 
         `requests_at_once` defaults to that of a bucket, or to 1 if `inner` is local.
         """
+        super().__init__()
         self.uri = inner.uri
         self.is_local = inner.is_local
         if requests_at_once is None:
             requests_at_once = 1 if inner.is_local else limits.STORE_REQUESTS_AT_ONCE
         self.requests_at_once = requests_at_once
-        self.requests = Counter[str]()
-        self.most_at_once = 0
-        self._under_way = 0
+        self._in_flight = _InFlight()
         self._inner = inner
         self._seconds = seconds
         self._clock = clock or SystemClock()
-        self._counting = threading.Lock()
+
+    @property
+    def most_at_once(self) -> int:
+        """The highest number of requests that were in flight concurrently, since it was set."""
+        return self._in_flight.most
+
+    @most_at_once.setter
+    def most_at_once(self, count: int) -> None:
+        self._in_flight.most = count
 
     @contextlib.contextmanager
-    def _request(self, operation: Operation) -> Iterator[None]:
-        with self._counting:
+    def _request(self, operation: Operation, *, written_bytes: int = 0) -> Iterator[None]:
+        flight = self._in_flight
+        with flight.lock:
             self.requests[operation] += 1
-            self._under_way += 1
-            self.most_at_once = max(self.most_at_once, self._under_way)
+            self.usage.written_bytes += written_bytes
+            flight.count += 1
+            flight.most = max(flight.most, flight.count)
         try:
             self._clock.sleep(self._seconds)
             yield
         finally:
-            with self._counting:
-                self._under_way -= 1
+            with flight.lock:
+                flight.count -= 1
+
+    def _counted(self, read: pa.Buffer) -> pa.Buffer:
+        with self._in_flight.lock:
+            self.usage.read_bytes += read.size
+        return read
 
     def _paged(self, operation: Operation, found: list[_Listed]) -> list[_Listed]:
         """Makes the requests for the remaining pages of a listing."""
@@ -354,27 +381,27 @@ class DelayedStore:
         return found
 
     def put_new(self, path: str, data: Payload) -> None:
-        with self._request("put_new"):
+        with self._request("put_new", written_bytes=_size(data)):
             self._inner.put_new(path, data)
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
         def put(item: tuple[str, Payload]) -> Exception | None:
-            with self._request("put_new"):
+            with self._request("put_new", written_bytes=_size(item[1])):
                 return self._inner.put_all_new([item])[0]
 
         return in_parallel(self, put, objects)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
-        with self._request("put"):
+        with self._request("put", written_bytes=_size(data)):
             self._inner.put(path, data, durable=durable)
 
     def get(self, path: str) -> pa.Buffer:
         with self._request("get"):
-            return self._inner.get(path)
+            return self._counted(self._inner.get(path))
 
     def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
         with self._request("get_range"):
-            return self._inner.get_range(path, start, length)
+            return self._counted(self._inner.get_range(path, start, length))
 
     def open(self, path: str) -> pa.NativeFile:
         return open_by_ranges(self, path)

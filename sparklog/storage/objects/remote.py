@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -47,6 +46,7 @@ from sparklog.storage.objects.base import (
     pieces,
 )
 from sparklog.storage.objects.parallel import in_parallel
+from sparklog.storage.objects.usage import CountingStore
 
 REMOTE_RETRIES = 10
 _REMOTE_RETRY_SECONDS = 10.0
@@ -85,10 +85,12 @@ _DENIED: Final = re.compile(r"status code: (401|403|404)")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _DELETES_PER_REQUEST: Final = 1_000
+_PAGE: Final = 1_000
+"""Entries of a listing that a bucket returns for one request."""
 
 
-class RemoteStore:
-    """The objects of a bucket under a prefix.
+class RemoteStore(CountingStore):
+    """The objects of a bucket under a prefix. Counts requests without the client's retries.
 
     `options` are obstore's configuration keys (case-insensitive), such as `aws_endpoint`, and those
     of its HTTP client, such as `allow_http`. The usual environment variables supply the others.
@@ -103,9 +105,8 @@ class RemoteStore:
     requests_at_once = limits.STORE_REQUESTS_AT_ONCE
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
+        super().__init__()
         self.uri = uri
-        self.requests: Counter[str] = Counter()
-        """Requests by operation, not counting the client's retries."""
         config, client = _split(options or {})
         self._secrets = _secrets({**config, **client})
         provider = _provider(config.pop(_PROVIDER, None))
@@ -134,9 +135,8 @@ class RemoteStore:
     # -------------------------------------------------------------------------- writing
 
     def put_new(self, path: str, data: Payload) -> None:
-        self.requests["put_new"] += 1
+        content = self._counted_content("put_new", data)
         with self._translated_put_errors(path):
-            content = pieces(data) or b""  # the client sends the pieces without joining them
             obstore.put(self._store_without_retries, checked_path(path), content, mode="create")
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
@@ -151,10 +151,16 @@ class RemoteStore:
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
         del durable  # in a bucket, every put is durable
-        self.requests["put"] += 1
+        content = self._counted_content("put", data)
         with self._translated_put_errors(path):
-            content = pieces(data) or b""
             obstore.put(self._store, checked_path(path), content, use_multipart=False)
+
+    def _counted_content(self, operation: str, data: Payload) -> Any:
+        """Counts a put, and returns its content; the client sends pieces without joining them."""
+        views = pieces(data)
+        self.requests[operation] += 1
+        self.usage.written_bytes += sum(map(len, views))
+        return views or b""
 
     @contextlib.contextmanager
     def _translated_put_errors(self, path: str) -> Iterator[None]:
@@ -178,7 +184,9 @@ class RemoteStore:
     def get(self, path: str) -> pa.Buffer:
         self.requests["get"] += 1
         with self._translated_errors("get", path):
-            return pa.py_buffer(obstore.get(self._store, checked_path(path)).bytes())
+            found = pa.py_buffer(obstore.get(self._store, checked_path(path)).bytes())
+        self.usage.read_bytes += found.size
+        return found
 
     def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
         if length > 0:
@@ -195,8 +203,10 @@ class RemoteStore:
     def _get_range(self, path: str, start: int, length: int) -> pa.Buffer:
         self.requests["get_range"] += 1
         with self._translated_errors("get", path):
-            found = obstore.get_range(self._store, checked_path(path), start=start, length=length)
-            return pa.py_buffer(found)
+            range_ = obstore.get_range(self._store, checked_path(path), start=start, length=length)
+        found = pa.py_buffer(range_)
+        self.usage.read_bytes += found.size
+        return found
 
     def open(self, path: str) -> pa.NativeFile:
         return open_by_ranges(self, path)
@@ -207,16 +217,17 @@ class RemoteStore:
             return _stat(path, obstore.head(self._store, checked_path(path)))
 
     def list_after(self, folder: str, after: str = "") -> list[Stat]:
-        self.requests["list_after"] += 1
         checked_folder(folder)
         within = f"{folder}/" if folder else ""
-        with self._translated_errors("list", folder):
-            found: Iterable[Any]
-            if after:
+        found: Sequence[Any]
+        if after:
+            self.requests["list_after"] += 1
+            with self._translated_errors("list", folder):
                 # Only this request can start after a name; it also lists objects in subfolders.
                 found = obstore.list(self._store, folder or None, offset=within + after).collect()
-            else:
-                found = obstore.list_with_delimiter(self._store, folder or None)["objects"]
+            self._count_pages("list_after", len(found))
+        else:
+            found = self._list_folder("list_after", folder)["objects"]
         listed = [_stat(meta["path"].removeprefix(within), meta) for meta in found]
         return sorted(
             (entry for entry in listed if "/" not in entry.name and entry.name > after),
@@ -224,19 +235,31 @@ class RemoteStore:
         )
 
     def folders(self, folder: str) -> list[str]:
-        self.requests["folders"] += 1
+        found = self._list_folder("folders", folder)["common_prefixes"]
+        return sorted(prefix.rpartition("/")[2] for prefix in found)
+
+    def _list_folder(self, operation: str, folder: str) -> Any:
+        """Returns the objects and the subfolders that are directly in the folder."""
+        self.requests[operation] += 1
         checked_folder(folder)
         with self._translated_errors("list", folder):
-            found = obstore.list_with_delimiter(self._store, folder or None)["common_prefixes"]
-        return sorted(prefix.rpartition("/")[2] for prefix in found)
+            found = obstore.list_with_delimiter(self._store, folder or None)
+        self._count_pages(operation, len(found["objects"]) + len(found["common_prefixes"]))
+        return found
+
+    def _count_pages(self, operation: str, entries: int) -> None:
+        """Counts the requests of a listing after the first: one for each further page."""
+        self.requests[operation] += max(entries - 1, 0) // _PAGE
 
     def walk(self, folder: str) -> Iterator[Stat]:
         checked_folder(folder)
         within = f"{folder}/" if folder else ""
+        self.requests["walk"] += 1
         with self._translated_errors("list", folder):
-            for chunk in obstore.list(self._store, folder or None, chunk_size=1_000):
-                self.requests["walk"] += 1
-                for meta in chunk:
+            pages = obstore.list(self._store, folder or None, chunk_size=_PAGE)
+            for number, page in enumerate(pages):
+                self.requests["walk"] += number > 0
+                for meta in page:
                     yield _stat(meta["path"].removeprefix(within), meta)
 
     @contextlib.contextmanager

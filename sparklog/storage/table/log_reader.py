@@ -21,7 +21,7 @@ _LOAD_ATTEMPTS: Final = 5
 
 
 class LogReader:
-    """Reads the log of a topic's table. Has no state except the newest checkpoint's version."""
+    """Reads the log of a topic's table. Has no state."""
 
     def __init__(self, store: Store, topic: str, *, with_removes: bool) -> None:
         """`with_removes`: also read the removed files, which are most of an old checkpoint."""
@@ -29,8 +29,6 @@ class LogReader:
         self._topic = topic
         self._with_removes = with_removes
         self.folder = f"{table_folder(topic)}/{delta_log.LOG_FOLDER}"
-        self.checkpoint_version = -1
-        """The newest checkpoint that was loaded or written."""
 
     def commit_path(self, version: int) -> str:
         return f"{self.folder}/{delta_log.commit_name(version)}"
@@ -98,7 +96,6 @@ class LogReader:
                 except errors.Corrupt as error:
                     failure = error
                 else:
-                    self.checkpoint_version = max(self.checkpoint_version, found[0])
                     return found
         raise failure
 

@@ -29,7 +29,15 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage.objects import ObjectMissing, Store, backoff_seconds, claim, in_parallel
+from sparklog.storage.objects import (
+    ObjectMissing,
+    Purpose,
+    Store,
+    backoff_seconds,
+    claim,
+    counted,
+    in_parallel,
+)
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal.base import (
     CHECKPOINT,
@@ -200,7 +208,7 @@ class ObjectAppender:
             held_bytes=max(len(head) + payload_bytes, _HELD_BYTES),
         )
         self.next_sequence += 1
-        return PlannedObject(written=written, pieces=[head, *pieces], put=self._claim)
+        return PlannedObject(written=written, pieces=[head, *pieces], put=self._put)
 
     def checkpoint(
         self,
@@ -220,7 +228,12 @@ class ObjectAppender:
         index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, by_topic)
         path = checkpoint_path(self._broker, self._epoch, sequence)
         self._checkpoints.add(sequence)
-        self._claim(path, [frame(_MAGIC, _encoder.encode(index))], lambda: True)
+        self._claim(
+            counted(self._store, Purpose.UPKEEP),
+            path,
+            [frame(_MAGIC, _encoder.encode(index))],
+            lambda: True,
+        )
 
     def read(self, sequence: int) -> WalObject:
         return read_object(self._store, WalPosition(self._broker, self._epoch, sequence))
@@ -237,7 +250,7 @@ class ObjectAppender:
         objects = [*self._needed, *range(self._trimmed_to, checkpoint.sequence)]
         checkpoints = [each for each in self._checkpoints if each < checkpoint.sequence]
         needed = set(checkpoint.needed)
-        self._store.delete(
+        counted(self._store, Purpose.UPKEEP).delete(
             [
                 object_path(WalPosition(self._broker, self._epoch, each))
                 for each in objects
@@ -256,14 +269,23 @@ class ObjectAppender:
     def close(self) -> None:
         """Does nothing: a put leaves nothing open."""
 
-    def _claim(
+    def _put(
         self, path: str, pieces: Sequence[bytes | pa.Buffer], gives_up: Callable[[], bool]
+    ) -> None:
+        self._claim(self._store, path, pieces, gives_up)
+
+    def _claim(
+        self,
+        store: Store,
+        path: str,
+        pieces: Sequence[bytes | pa.Buffer],
+        gives_up: Callable[[], bool],
     ) -> None:
         """Retries a put until it is known whose object is there, or that it had no effect."""
         doubtful = False
         for attempt in itertools.count(1):
             try:
-                ours = claim(self._store, path, pieces, clock=self._clock, doubtful=doubtful)
+                ours = claim(store, path, pieces, clock=self._clock, doubtful=doubtful)
                 break
             except errors.OutcomeUnknown:
                 if self._stopping():
