@@ -29,6 +29,7 @@ from sparklog.options import (
     is_folder,
     is_service_link,
 )
+from sparklog.prices import Prices, price_table, prices_of
 from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.security.scram import MECHANISMS, PLAIN
 
@@ -37,6 +38,8 @@ _HEARTBEAT_SECONDS = 1.0
 _HEARTBEAT_REMOTE_SECONDS = 2.0
 _DEAD_AFTER_REMOTE_SECONDS = 10.0
 _PUTS_PER_SECOND = 20.0
+_WARN_DOLLARS_PER_MONTH = 300.0
+_PRICE_MAX = 1_000_000_000
 _PUBLISH_INTERVAL_THRIFTY_SECONDS = 10.0
 _LINGER_MAX_MS = 60_000
 _PUTS_MAX_PER_SECOND = 100_000
@@ -70,6 +73,7 @@ _Interval = Annotated[float, Meta(gt=0, le=_INTERVAL_MAX_SECONDS)]
 _DEFAULT = -1.0
 _IntervalOrDefault = Annotated[float, Meta(ge=_DEFAULT, le=_INTERVAL_MAX_SECONDS)]
 _PutsPerSecond = Annotated[float, Meta(ge=0.1, le=_PUTS_MAX_PER_SECOND)]
+_PriceOrDefault = Annotated[float, Meta(ge=_DEFAULT, le=_PRICE_MAX)]
 # Publishers assume the default, so a sweeper may wait longer but not shorter.
 _OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=_GRACE_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=_GRACE_MAX_SECONDS)]
@@ -201,6 +205,32 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     puts_per_second: _PutsPerSecond = _PUTS_PER_SECOND
 
 
+class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The prices of the object store, for estimates of the bill; -1: those of `store`."""
+
+    store: Literal[
+        "auto", "s3-standard", "s3-express-one-zone", "gcs-standard", "azure-blob-hot"
+    ] = "auto"
+    dollars_per_million_puts: _PriceOrDefault = _DEFAULT
+    dollars_per_million_lists: _PriceOrDefault = _DEFAULT
+    dollars_per_million_reads: _PriceOrDefault = _DEFAULT
+    dollars_per_written_gb: _PriceOrDefault = _DEFAULT
+    dollars_per_read_gb: _PriceOrDefault = _DEFAULT
+    warn_dollars_per_month: Annotated[float, Meta(ge=0, le=_PRICE_MAX)] = _WARN_DOLLARS_PER_MONTH
+
+    def of(self, uri: str) -> Prices:
+        """Returns the prices of the store of a root."""
+        found = prices_of(uri) if self.store == "auto" else price_table()[self.store]
+        own = {
+            field: value
+            for field in self.__struct_fields__
+            if field.startswith("dollars_") and (value := getattr(self, field)) != _DEFAULT
+        }
+        if not own:
+            return found
+        return msgspec.structs.replace(found, name="your own prices", source="", month="", **own)
+
+
 class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The newest records, kept in memory for consumers that keep up."""
 
@@ -328,6 +358,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     writer: WriterSettings = WriterSettings()
     publisher: PublisherSettings = PublisherSettings()
     requests: RequestSettings = RequestSettings()
+    prices: PriceSettings = PriceSettings()
     hot_tail: HotTailSettings = HotTailSettings()
     janitor: JanitorSettings = JanitorSettings()
     topics: TopicSettings = TopicSettings()

@@ -80,6 +80,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     """The brokers that answered, the controller first."""
     unmet: str = ""
     """The reason why no Kafka listener answers, if one is required."""
+    bills: list[flight_messages.StoreBill] = []
+    """What each broker that answered costs in requests to the object store."""
 
 
 def of_address(address: str) -> StatusReport:
@@ -150,6 +152,7 @@ def of_root(
             for each in silent
         ),
         answered=[each.broker for each in answers],
+        bills=[each.bill for each in answers if each.bill is not None],
     )
 
 
@@ -281,6 +284,7 @@ def _served(status: flight_messages.BrokerStatus) -> StatusReport:
         refused=status.refused,
         kept_records=status.kept_records,
         answered=[status.broker],
+        bills=[status.bill] if status.bill is not None else [],
     )
 
 

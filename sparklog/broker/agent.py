@@ -2,9 +2,9 @@
 
 Besides the listeners' threads there are five: the publisher (with pools for large topics and
 files), the WAL cleaner, the janitor, the group coordinator, and the heartbeat, which also detects
-that a newer broker has taken over. On an object store, further threads lead flushes. A cluster
-member has one more, which follows the metadata and watches the other members. An error that ends
-the writer stops the broker.
+that a newer broker has taken over. On an object store, further threads lead flushes, and one notes
+the number of requests. A cluster member has one more, which follows the metadata and watches the
+other members. An error that ends the writer stops the broker.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from sparklog.broker.assembly import (
     Surroundings,
     assemble,
     cluster_parts,
+    recent_bill,
     reconciler_of,
     sources_of,
 )
@@ -44,6 +45,7 @@ from sparklog.broker.log.publish_loop import publish_pause_seconds
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.loops import Loops
+from sparklog.broker.metrics.bill import BILL_SAMPLE_SECONDS
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.pools import Pools
@@ -408,6 +410,13 @@ class Agent:
             raise
         if self.failure is not None:  # the heartbeat thread has found a successor
             raise self.failure
+        bill = recent_bill(given)
+        if bill is not None:
+            broker.bill = bill.at_present
+            self._loops.start(
+                "bill",
+                lambda: self._loops.repeat("the bill", BILL_SAMPLE_SECONDS, bill.sample),
+            )
         self._sources = sources_of(
             given,
             parts,
@@ -420,6 +429,7 @@ class Agent:
             ask=self._ask_member,
             dead=lambda: self._cluster.controller.dead if self._cluster is not None else {},
             certificate=listeners.tls,
+            bill=bill,
         )
         broker.collect_figures = BrokerOverview(self._sources).figures
         if listeners.has_metrics:

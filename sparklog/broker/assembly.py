@@ -33,6 +33,7 @@ from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer
+from sparklog.broker.metrics.bill import RecentBill
 from sparklog.broker.metrics.collection import (
     Certificate,
     FlightFigures,
@@ -51,7 +52,14 @@ from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.liveness import heartbeat_time_us, readiness
 from sparklog.storage.metadata.model import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata.store import MetadataStore
-from sparklog.storage.objects import LocalStore, Purpose, Store, counted
+from sparklog.storage.objects import (
+    CountsRequests,
+    LocalStore,
+    Purpose,
+    Store,
+    counted,
+    usages,
+)
 from sparklog.storage.table.removed_files import RemovedFileRetention
 from sparklog.storage.table.topic_table import OpenTable
 from sparklog.storage.wal.base import Appender
@@ -127,6 +135,7 @@ def sources_of(
     ask: Ask | None,
     dead: Callable[[], Mapping[int, int]],
     certificate: Certificate | None,
+    bill: RecentBill | None,
 ) -> Sources:
     """Returns the sources of a broker's metrics; see `Sources` for the arguments."""
     janitor = given.settings.janitor
@@ -152,6 +161,20 @@ def sources_of(
         ask=ask,
         dead=dead,
         certificate=certificate,
+        bill=bill,
+    )
+
+
+def recent_bill(given: Surroundings) -> RecentBill | None:
+    """Returns the bill from now on; None if the store bills no requests, or counts none."""
+    store, prices = given.store, given.settings.prices
+    if store.is_local or not isinstance(store, CountsRequests):
+        return None
+    return RecentBill(
+        functools.partial(usages, store),
+        prices.of(store.uri),
+        clock=given.clock,
+        warn_dollars_per_month=prices.warn_dollars_per_month,
     )
 
 

@@ -168,6 +168,8 @@ class Broker:
         """Proves which root this broker serves; set by the owner once it serves."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
         """Returns this broker's metrics; set by the owner once it serves."""
+        self.bill: Callable[[], flight_messages.StoreBill | None] = lambda: None
+        """Returns the present bill of the object store, if there is one; set by the owner."""
         self.security_version: Callable[[], int] = lambda: 0
         """Returns the version of the users and ACLs that are in force; set by the owner."""
         self._started_at = clock.monotonic()
@@ -293,6 +295,7 @@ class Broker:
             ],
             kept_records=kept_records[: limits.STATUS_TOPICS],
             security_version=self.security_version(),
+            bill=self.bill(),
         )
 
     def configs(self, advertised: Sequence[Listener]) -> list[ConfigEntry]:

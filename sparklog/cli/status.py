@@ -51,7 +51,8 @@ def status(
     The command starts no broker. Exits with 0 if the log is served and all topics can be published,
     with 3 if topics are held back, records remain that should be deleted, a broker refuses work or
     does not answer, or a requirement is not met, and with 4 if there is no broker. With --root it
-    queries all brokers, with --bootstrap the one at that address.
+    queries all brokers, with --bootstrap the one at that address. On an object store it also shows
+    the requests of the last minute, and what they would cost in a month.
 
     Example: sparklog status --root ./data
     """
@@ -123,9 +124,22 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
     lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))
     if report.unpublished_bytes is not None:
         lines.append(("unpublished", f"{report.unpublished_bytes:,} bytes"))
+    lines += _of_bill(report)
     lines += _of_topics("held back", "", report.held_back)
     lines += _of_topics("refused", "deletions of ", report.kept_records)
     return lines
+
+
+def _of_bill(report: StatusReport) -> Iterator[tuple[str, str]]:
+    """Yields the requests to an object store in the last minute, and what they cost."""
+    from sparklog import bill_words
+    from sparklog.formats.flight_messages import joint_bill
+
+    bill = joint_bill(report.bills)
+    if bill is not None:
+        yield "requests", bill_words.requests(bill)
+        shares = bill_words.purposes(bill)
+        yield "bill", bill_words.monthly(bill) + (f": {shares}" if shares else "")
 
 
 def _of_topics(

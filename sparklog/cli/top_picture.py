@@ -10,12 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sparklog import bill_words
 from sparklog.display import counted
+from sparklog.formats.flight_messages import joint_bill
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 
-    from sparklog.formats.flight_messages import BrokerFigures
+    from sparklog.formats.flight_messages import BrokerFigures, StoreBill
 
 _BETWEEN: Final = 2
 """The spaces between two columns."""
@@ -109,7 +111,9 @@ def _rate(before: int, now: int, seconds: float) -> float:
 
 def _summary(run: _Run) -> RenderableType:
     """Returns the lines of one broker."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     now, broker = run.now, run.now.broker
     budget, share = _fullest(now)
@@ -138,7 +142,9 @@ def _summary(run: _Run) -> RenderableType:
         ),
     ):
         table.add_row(*row)
-    return table
+    if now.bill is None:
+        return table
+    return Group(table, Text(_bill_line(now.bill)))
 
 
 def _cluster(runs: Mapping[int, _Run], now: Sequence[Member]) -> list[RenderableType]:
@@ -173,6 +179,9 @@ def _cluster(runs: Mapping[int, _Run], now: Sequence[Member]) -> list[Renderable
             ((_fullest(each), each.broker.broker) for each in found), key=lambda pair: pair[0][1]
         )
         lines.append((f"fullest budget {budget} {share:.0%} of broker {broker}",))
+    bill = joint_bill([each.bill for each in found if each.bill is not None])
+    if bill is not None:
+        lines.append((_bill_line(bill),))
     parts: list[RenderableType] = [Text("   ".join(line)) for line in lines]
     parts.append(_brokers(runs, now))
     silent = [each for each in now if each.silence]
@@ -210,6 +219,11 @@ def _brokers(runs: Mapping[int, _Run], now: Sequence[Member]) -> RenderableType:
         state = "no answer" if each.silence and each.state in SERVING else each.state
         table.append((str(each.broker), state, f"{each.leads:,}", *cells, each.address or _NONE))
     return _Columns(headings, table, less_important=_LESS_IMPORTANT_OF_BROKERS)
+
+
+def _bill_line(bill: StoreBill) -> str:
+    """Returns what the object store costs at the requests of the last minute."""
+    return f"{bill_words.requests(bill)}: {bill_words.monthly(bill)}"
 
 
 def _requests(figures: BrokerFigures) -> int:

@@ -28,6 +28,8 @@ from sparklog.formats.flight_messages import (
     ClusterDescription,
     GroupLag,
     MemoryBudget,
+    StoreBill,
+    StoreRates,
     TopicFigures,
 )
 from sparklog.terminal.commands import ExitCode
@@ -107,6 +109,20 @@ def test_rates_are_those_between_two_moments() -> None:
     (group,) = [line for line in text if line.startswith("g ")]
     for cell in ("Stable", "2", "4,000", "12.2 s"):
         assert cell in group
+
+
+def test_the_bill_of_a_bucket_is_shown() -> None:
+    """Of one broker and of all; a local root has none."""
+    rates = StoreRates(purpose="log", puts=4.1, dollars_per_month=54.0)
+    bill = StoreBill(prices="S3 Standard", seconds=60.0, rates=[rates])
+    words = "about 54 dollars a month at the prices of S3 Standard"
+    assert not any("dollars" in line for line in shown(figures(10.0, 0), figures(12.0, 0)))
+    text = shown(figures(10.0, 0), figures(12.0, 0, bill=bill))
+    assert f"4.1 puts/s, 0.0 listings/s, 0.0 reads/s: {words}" in text[3]
+    both = [
+        Member(broker=number, state="up", figures=figures(12.0, 0, bill=bill)) for number in (3, 4)
+    ]
+    assert any("8.2 puts/s" in line and "108 dollars" in line for line in shown_all({}, both))
 
 
 def test_a_broker_that_started_again_counts_from_zero() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from sparklog import errors
 from sparklog.broker.counts import Budget, ListenerCounts, UpkeepCounts
 from sparklog.broker.groups.coordinator import Commit, Coordinator
 from sparklog.broker.log.publish_process import PublishProcess
+from sparklog.broker.metrics.bill import RecentBill
 from sparklog.broker.metrics.collection import LINES_AT_ONCE, Collector, FlushCounts, Pacer, Sources
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.families import FAMILIES
@@ -23,6 +25,7 @@ from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.quotas import Quotas
 from sparklog.clock import ManualClock
 from sparklog.listeners import Listener
+from sparklog.prices import prices_of
 from sparklog.security.quota import QuotaEntity, QuotaKey, QuotaTable
 from sparklog.settings import GroupSettings
 from sparklog.storage.objects import (
@@ -30,7 +33,9 @@ from sparklog.storage.objects import (
     Fault,
     LocalStore,
     MemoryStore,
+    Purpose,
     ScriptedFaults,
+    usages,
 )
 from tests.support.acls import watch_of, without_acls
 from tests.support.brokers import START_US, Rig, publishing
@@ -123,6 +128,12 @@ def bench() -> Bench:
         clock=clock,
         certificate=Expiring(),
         quotas=Quotas(watch_of(rig.store, clock), clock=clock),
+        bill=RecentBill(
+            functools.partial(usages, rig.store),
+            prices_of("s3://bucket"),
+            clock=clock,
+            warn_dollars_per_month=300.0,
+        ),
     )
     rig.create("t", 2)
     return Bench(rig, clock, groups, kafka, sources)
@@ -411,18 +422,21 @@ def test_requests_of_kafka_clients(bench: Bench) -> None:
 
 
 def test_requests_to_the_store_and_memory(bench: Bench) -> None:
-    """Each kind of request, and each budget with its bound."""
-    assert isinstance(bench.rig.store, DelayedStore)
-    bench.rig.store.requests.clear()
+    """Each kind of request for each purpose, and each budget with its bound."""
+    store = bench.rig.store
+    assert isinstance(store, DelayedStore)
+    bench.rig.append_to(store.counted_as(Purpose.LOG))
     bench.rig.append(["a"])
     found = bench.values()
-    assert found[at("sparklog_store_requests_total", kind="put_new")] == 1
+    requests = functools.partial(at, "sparklog_store_requests_total")
+    assert found[requests(kind="put_new", purpose="log")] == 1
+    assert found[at("sparklog_store_written_bytes_total", purpose="log")] > 50
     process = PublishProcess(bench.rig.hot, mock.Mock(), clock=bench.rig.clock)
     process.requests.update(put_new=3, delete=1)
     bench.rig.publisher.process = process
     found = bench.values()
-    assert found[at("sparklog_store_requests_total", kind="put_new")] == 4
-    assert found[at("sparklog_store_requests_total", kind="delete")] == 1
+    assert found[requests(kind="put_new", purpose="tables")] == 3
+    assert found[requests(kind="delete", purpose="tables")] == 1
     assert found[at("sparklog_memory_held_bytes", budget="other")] == 5
     assert found[at("sparklog_memory_limit_bytes", budget="other")] == 7
     held = found[at("sparklog_memory_held_bytes", budget="hot_tail")]

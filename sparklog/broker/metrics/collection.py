@@ -33,6 +33,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.metrics import elsewhere
+from sparklog.broker.metrics.bill import RecentBill
 from sparklog.broker.quotas import Quotas
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
@@ -42,7 +43,7 @@ from sparklog.storage import wal
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.metadata.placement import Loads
-from sparklog.storage.objects import CountsRequests, Store
+from sparklog.storage.objects import Purpose, Store, Usage, usages
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject
 
@@ -130,11 +131,15 @@ class Sources:
     dead: Callable[[], Mapping[int, int]] = dict
     """Returns the brokers that this one, as controller, considers dead, with their epochs."""
 
-    def requests(self) -> dict[str, int]:
-        """Returns the storage operations by kind; empty if they are not counted."""
-        found = Counter(self.store.requests if isinstance(self.store, CountsRequests) else {})
+    bill: RecentBill | None = None
+    """None if the store bills no requests."""
+
+    def usages(self) -> dict[Purpose, Usage]:
+        """Returns the storage operations by purpose; empty if they are not counted."""
+        found = usages(self.store)
         if self.publisher.process is not None:
-            found.update(dict(self.publisher.process.requests))
+            of_process = Usage(Counter(self.publisher.process.requests.copy()))
+            found.setdefault(Purpose.TABLES, Usage()).add(of_process)
         return found
 
 

@@ -21,7 +21,14 @@ from prometheus_client.registry import Collector as PrometheusCollector
 from prometheus_client.registry import CollectorRegistry
 
 from sparklog.broker.counts import Distribution, TopicCounts
-from sparklog.broker.metrics.collection import Collector, GroupOffset, Sums, TopicState, age_seconds
+from sparklog.broker.metrics.collection import (
+    Collector,
+    GroupOffset,
+    Sources,
+    Sums,
+    TopicState,
+    age_seconds,
+)
 from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import Work
@@ -431,7 +438,7 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
     yield "sparklog_compaction_files_total", [({}, upkeep.merged_files)]
     yield "sparklog_compaction_bytes_total", [({}, upkeep.merged_bytes)]
     yield "sparklog_write_amplification", [({}, upkeep.amplification)]
-    yield "sparklog_store_requests_total", [({"kind": k}, n) for k, n in sources.requests().items()]
+    yield from _store_samples(sources)
     free_bytes = sources.broker.free_bytes()
     yield "sparklog_store_free_bytes", [] if free_bytes is None else [({}, free_bytes)]
     budgets = list(sources.budgets())
@@ -442,6 +449,28 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
     yield (
         "sparklog_memory_limit_bytes",
         [({"budget": each.name}, each.limit_bytes) for each in budgets],
+    )
+
+
+def _store_samples(sources: Sources) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    usages = sources.usages()
+    yield (
+        "sparklog_store_requests_total",
+        [
+            ({"kind": kind, "purpose": purpose.value}, count)
+            for purpose, usage in usages.items()
+            for kind, count in usage.requests.items()
+        ],
+    )
+    remote = {} if sources.store.is_local else usages  # a local root counts no bytes
+    written = [({"purpose": key.value}, each.written_bytes) for key, each in remote.items()]
+    read = [({"purpose": key.value}, each.read_bytes) for key, each in remote.items()]
+    rates = sources.bill.at_present().rates if sources.bill is not None else []
+    yield "sparklog_store_written_bytes_total", written
+    yield "sparklog_store_read_bytes_total", read
+    yield (
+        "sparklog_store_dollars_per_month",
+        [({"purpose": each.purpose}, each.dollars_per_month) for each in rates],
     )
 
 

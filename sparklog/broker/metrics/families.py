@@ -150,6 +150,9 @@ _GAUGES: Final = {
         "Bytes written to tables per byte published: 1 without compaction."
     ),
     "sparklog_store_free_bytes": "Free space below the root, if known.",
+    "sparklog_store_dollars_per_month": (
+        "Estimated bill of the object store at the requests of the last minute, by purpose."
+    ),
     "sparklog_memory_held_bytes": "Memory in use, per budget.",
     "sparklog_memory_limit_bytes": "Memory limit, per budget.",
     "sparklog_certificate_expiry_timestamp_seconds": (
@@ -217,7 +220,9 @@ _COUNTERS: Final = {
     "sparklog_publish_process_starts_total": "Publishing processes started.",
     "sparklog_compaction_files_total": "Data files written to replace others.",
     "sparklog_compaction_bytes_total": "Bytes of data files written to replace others.",
-    "sparklog_store_requests_total": "Storage operations, by kind.",
+    "sparklog_store_requests_total": "Storage operations, by kind and purpose.",
+    "sparklog_store_written_bytes_total": "Bytes in puts to an object store, by purpose.",
+    "sparklog_store_read_bytes_total": "Bytes read from an object store, by purpose.",
 }
 
 _OTHERS: Final = {

@@ -15,6 +15,7 @@ from sparklog.broker.metrics.collection import (
     age_seconds,
 )
 from sparklog.formats import flight_messages
+from sparklog.storage.objects import total
 
 _FIGURES_KEPT_SECONDS = 0.5  # between two collections for `sparklog top`, at least
 
@@ -71,7 +72,8 @@ class BrokerOverview:
             streams=sources.flight.stream_count,
             unpublished_bytes=sources.led_partitions.backlog.unpublished_bytes,
             amplification=upkeep.amplification,
-            store_requests=sources.requests(),
+            store_requests=total(sources.usages()).requests,
+            bill=sources.bill.at_present() if sources.bill is not None else None,
             memory=[
                 flight_messages.MemoryBudget(
                     budget=each.name, held_bytes=each.held_bytes, limit_bytes=each.limit_bytes

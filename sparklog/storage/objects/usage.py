@@ -12,13 +12,17 @@ import enum
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self, runtime_checkable
+from typing import Final, Protocol, Self, runtime_checkable
 
 from sparklog.storage.objects.base import Store
 
+_LISTS: Final = ("list_after", "folders", "walk")
+_READS: Final = ("get", "get_range", "stat")
+"""Deletions are in neither: stores do not bill them."""
+
 
 class Purpose(enum.StrEnum):
-    """What the requests through a view of a store are for."""
+    """The purpose of the requests through a view of a store."""
 
     LOG = "log"
     """Flushes of the write-ahead log."""
@@ -42,6 +46,21 @@ class Usage:
     requests: Counter[str] = field(default_factory=Counter)
     written_bytes: int = 0
     read_bytes: int = 0
+
+    @property
+    def puts(self) -> int:
+        """Requests that write an object."""
+        return self.requests["put"] + self.requests["put_new"]
+
+    @property
+    def lists(self) -> int:
+        """Requests that list objects; each page of a listing is one."""
+        return sum(self.requests[each] for each in _LISTS)
+
+    @property
+    def reads(self) -> int:
+        """Requests that read an object, a part of it, or its size."""
+        return sum(self.requests[each] for each in _READS)
 
     def copy(self) -> Usage:
         """Returns the present counts."""
@@ -99,7 +118,7 @@ class CountingStore:
         self.usage = usage
         """The requests made through this view, and others for the same purpose."""
         self.requests = usage.requests
-        """The same, by operation."""
+        """Those requests, by operation."""
 
 
 def counted(store: Store, purpose: Purpose) -> Store:

@@ -1,0 +1,76 @@
+"""The present bill of a broker's object store: the requests of about the last minute, priced.
+
+Counts of requests exist anyway; a thread notes them every few seconds, so that the first client
+that asks gets a rate too. A local root has no bill.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from sparklog.clock import Clock
+from sparklog.formats.flight_messages import StoreBill, StoreRates
+from sparklog.prices import SECONDS_PER_MONTH, Prices
+from sparklog.storage.objects import Purpose, Usage
+
+BILL_SAMPLE_SECONDS = 10.0
+_SAMPLES: Final = 7
+"""The oldest one is at least a minute old."""
+
+
+class RecentBill:
+    """Keeps earlier counts of requests. `at_present` may be called from any thread."""
+
+    def __init__(
+        self,
+        usages: Callable[[], Mapping[Purpose, Usage]],
+        prices: Prices,
+        *,
+        clock: Clock,
+        warn_dollars_per_month: float,
+    ) -> None:
+        """`usages` returns a copy of the counts; the bill begins with the first one."""
+        self._usages = usages
+        self._prices = prices
+        self._clock = clock
+        self._warn_dollars_per_month = warn_dollars_per_month
+        self._samples = deque([(clock.monotonic(), usages())], maxlen=_SAMPLES)
+
+    def sample(self) -> None:
+        """Notes the present counts; called every `BILL_SAMPLE_SECONDS`."""
+        self._samples.append((self._clock.monotonic(), self._usages()))
+
+    def at_present(self) -> StoreBill:
+        """Returns the rates since the oldest counts, and their price."""
+        then, before = self._samples[0]
+        seconds = max(self._clock.monotonic() - then, 1.0)
+        rates = [
+            self._rates(purpose, usage.since(before.get(purpose, Usage())), seconds)
+            for purpose, usage in self._usages().items()
+        ]
+        return StoreBill(
+            prices=self._prices.name,
+            seconds=round(seconds, 1),
+            warn_dollars_per_month=self._warn_dollars_per_month,
+            rates=[each for each in rates if each.puts or each.lists or each.reads],
+        )
+
+    def _rates(self, purpose: Purpose, usage: Usage, seconds: float) -> StoreRates:
+        dollars = self._prices.dollars(
+            puts=usage.puts,
+            lists=usage.lists,
+            reads=usage.reads,
+            written_bytes=usage.written_bytes,
+            read_bytes=usage.read_bytes,
+        )
+        return StoreRates(
+            purpose=purpose.value,
+            puts=usage.puts / seconds,
+            lists=usage.lists / seconds,
+            reads=usage.reads / seconds,
+            written_bytes=usage.written_bytes / seconds,
+            read_bytes=usage.read_bytes / seconds,
+            dollars_per_month=dollars / seconds * SECONDS_PER_MONTH,
+        )
