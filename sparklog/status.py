@@ -81,7 +81,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     unmet: str = ""
     """The reason why no Kafka listener answers, if one is required."""
     bills: list[flight_messages.StoreBill] = []
-    """What each broker that answered costs in requests to the object store."""
+    """The requests of each broker that answered, and their price; empty on a local root."""
 
 
 def of_address(address: str) -> StatusReport:

@@ -112,7 +112,7 @@ def test_rates_are_those_between_two_moments() -> None:
 
 
 def test_the_bill_of_a_bucket_is_shown() -> None:
-    """Of one broker and of all; a local root has none."""
+    """It is that of one broker or of all; a local root has none."""
     rates = StoreRates(purpose="log", puts=4.1, dollars_per_month=54.0)
     bill = StoreBill(prices="S3 Standard", seconds=60.0, rates=[rates])
     words = "about 54 dollars a month at the prices of S3 Standard"

@@ -156,6 +156,10 @@ def metrics_in(expression: str) -> set[str]:
 # ------------------------------------------------------------------------------ answers
 
 
+OF_A_BUCKET: Final = "sparklog_store_dollars_per_month"
+"""The metric that a broker on a local root, as below, does not have."""
+
+
 class Engine:
     """Prometheus's engine over three scrapes of a broker at work."""
 
@@ -238,7 +242,7 @@ def test_strimzis_panels_and_rules_find_data(engine: Engine) -> None:
 
 def test_our_dashboard_finds_data(engine: Engine) -> None:
     """Each expression of our dashboard."""
-    expressions = [concrete(each) for each in dashboard()]
+    expressions = [concrete(each) for each in dashboard() if OF_A_BUCKET not in each]
     assert len(expressions) > 40
     assert engine.empty(expressions) == []
 
@@ -249,7 +253,7 @@ OF_THE_MACHINE: Final = ("SparklogEventLoopDelay", "SparklogSlowFlushes")
 
 def test_our_alerts_find_data(engine: Engine) -> None:
     """Each rule watches something that exists, and none fires while all is well."""
-    rules = alerts()
+    rules = [each for each in alerts() if OF_A_BUCKET not in each["expr"]]
     assert len(rules) > 10
     assert engine.empty([watched(each) for each in rules]) == []
     quiet = [each["expr"] for each in rules if each["alert"] not in OF_THE_MACHINE]

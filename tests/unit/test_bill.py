@@ -1,4 +1,4 @@
-"""The bill of an object store: prices, rates of the last minute, and who made the requests."""
+"""The bill of an object store: prices, rates of the last minute, and the purpose of requests."""
 
 from __future__ import annotations
 
