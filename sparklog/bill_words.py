@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparklog.display import counted
 from sparklog.formats.flight_messages import StoreBill
+from sparklog.prices import OWN_PRICES
 
 _UNNAMED_DOLLARS = 0.5
 """Purposes that cost less than this per month are not listed."""
@@ -22,8 +23,12 @@ def monthly(bill: StoreBill) -> str:
     amount = "less than a dollar"
     if dollars >= _UNNAMED_DOLLARS:
         amount = f"about {counted(round(dollars), 'dollar')}"
-    at = bill.prices if bill.prices.startswith("your ") else f"the prices of {bill.prices}"
-    return f"{amount} a month at {at}"
+    return f"{amount} a month at {prices(bill.prices)}"
+
+
+def prices(name: str) -> str:
+    """Returns the name of prices in a sentence: `the prices of S3 Standard`."""
+    return name if name == OWN_PRICES else f"the prices of {name}"
 
 
 def purposes(bill: StoreBill) -> str:

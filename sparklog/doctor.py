@@ -31,14 +31,17 @@ from typing import Final
 
 import numpy as np
 
-from sparklog import errors, kafka_port, limits, listeners, status
+from sparklog import bill_words, errors, kafka_port, limits, listeners, status
 from sparklog.clock import Clock, SystemClock, unix_seconds
+from sparklog.display import counted
+from sparklog.expected_bill import expected_bill
 from sparklog.listeners import Listener
 from sparklog.options import may_others_use
 from sparklog.security.credentials import VARIABLES
 from sparklog.settings import ANY_HOST, BrokerSettings
 from sparklog.storage.metadata import cluster_file as cluster
 from sparklog.storage.metadata.liveness import age
+from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import (
     LocalStore,
     ObjectExists,
@@ -113,8 +116,13 @@ def examine_secrets(
             yield check_secret(option, Path(path))
 
 
-def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
-    """The checks of a root; those after the first run only if it is writable."""
+def examine_root(
+    store: Store, clock: Clock, settings: BrokerSettings | None = None
+) -> Iterator[CheckResult]:
+    """The checks of a root; those after the first run only if it is writable.
+
+    `settings`: those of a broker for this root; None: unknown.
+    """
     folder = f"{_FOLDER}/{secrets.token_hex(8)}"
     made = isinstance(store, LocalStore) and not Path(store.root).exists()
     try:
@@ -129,6 +137,8 @@ def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
         yield check_inodes(store)
         yield check_clock(store, folder, clock)
         yield from check_broker(store, clock)
+        if settings is not None and not store.is_local:
+            yield check_expected_bill(settings, store, clock)
         yield from check_policy(store, clock)
         if store.uri.startswith("s3://"):
             yield note_on_s3()
@@ -465,6 +475,7 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
                 yield _warn("broker", "another one is alive but does not answer", report.reason)
             yield from check_listeners(report)
             yield from check_certificates(report, clock)
+            yield from check_bills(report)
         case status.LeaderStatus.SILENT:
             advice = f"{report.reason}; check its log: {(broker and broker.log) or 'its stderr'}"
             yield _warn("broker", f"{who} is alive but does not answer", advice)
@@ -500,6 +511,49 @@ def check_listeners(report: status.StatusReport) -> Iterator[CheckResult]:
                 "write SASL_SSL:// before metrics.listen, or let only the monitoring reach the port"
             )
             yield _warn("listener", found, advice)
+
+
+def check_bills(report: status.StatusReport) -> Iterator[CheckResult]:
+    """Reports the present bill of each broker, and warns of one above the bound in its settings."""
+    for bill in report.bills:
+        found = f"{bill_words.monthly(bill)}: {bill_words.requests(bill)}"
+        if bill.total.dollars_per_month <= bill.warn_dollars_per_month:
+            yield _ok("bill", found)
+        else:
+            advice = (
+                f"most of it: {bill_words.purposes(bill) or 'none'}; lower"
+                " requests.puts_per_second, or raise prices.warn_dollars_per_month"
+            )
+            yield _warn("bill", found, advice)
+
+
+def check_expected_bill(settings: BrokerSettings, store: Store, clock: Clock) -> CheckResult:
+    """Warns of settings with which a broker of this root could cost more than their bound.
+
+    It is judged by the partitions that it leads, or by all if it leads none yet.
+    """
+    try:
+        known = MetadataStore(store, clock=clock).reload().topics.values()
+    except _STORE_ERRORS as error:
+        return _warn("expected bill", _message(error), "see the check of the root")
+    led = [count for each in known if (count := each.leaders.count(settings.id))]
+    partitions = led or [each.partition_count for each in known]
+    prices = settings.prices.of(store.uri)
+    expected = expected_bill(settings, prices, partitions)
+    at = bill_words.prices(prices.name)
+    found = (
+        f"up to {expected.dollars_per_month:,.0f} dollars a month at {at}, if"
+        f" {counted(sum(partitions), 'partition')} of {counted(len(partitions), 'topic')} receive"
+        f" records all the time: {bill_words.rate(expected.flushes)} flushes/s,"
+        f" {bill_words.rate(expected.table_puts)} files and commits/s,"
+        f" {bill_words.rate(expected.upkeep_puts)} other puts/s"
+    )
+    if expected.dollars_per_month <= settings.prices.warn_dollars_per_month:
+        return _ok("expected bill", found)
+    advice = "lower requests.puts_per_second"
+    if settings.requests.profile == "fast":
+        advice = 'set requests.profile = "thrifty", which keeps puts within a budget'
+    return _warn("expected bill", found, f"{advice}, or raise prices.warn_dollars_per_month")
 
 
 def check_policy(store: Store, clock: Clock) -> Iterator[CheckResult]:

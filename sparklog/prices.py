@@ -16,6 +16,8 @@ import msgspec
 
 HOURS_PER_MONTH: Final = 730
 SECONDS_PER_MONTH: Final = HOURS_PER_MONTH * 3600
+OWN_PRICES: Final = "your own prices"
+"""The name of prices that a user has set."""
 _GB: Final = 1e9
 _MILLION: Final = 1e6
 _OF_SCHEME: Final = {"s3": "s3-standard", "gs": "gcs-standard", "az": "azure-blob-hot"}

@@ -29,7 +29,7 @@ from sparklog.options import (
     is_folder,
     is_service_link,
 )
-from sparklog.prices import Prices, price_table, prices_of
+from sparklog.prices import OWN_PRICES, Prices, price_table, prices_of
 from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.security.scram import MECHANISMS, PLAIN
 
@@ -38,7 +38,7 @@ _HEARTBEAT_SECONDS = 1.0
 _HEARTBEAT_REMOTE_SECONDS = 2.0
 _DEAD_AFTER_REMOTE_SECONDS = 10.0
 _PUTS_PER_SECOND = 20.0
-_WARN_DOLLARS_PER_MONTH = 300.0
+_WARN_DOLLARS_PER_MONTH = 500.0
 _PRICE_MAX = 1_000_000_000
 _PUBLISH_INTERVAL_THRIFTY_SECONDS = 10.0
 _LINGER_MAX_MS = 60_000
@@ -228,7 +228,7 @@ class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         }
         if not own:
             return found
-        return msgspec.structs.replace(found, name="your own prices", source="", month="", **own)
+        return msgspec.structs.replace(found, name=OWN_PRICES, source="", month="", **own)
 
 
 class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -37,8 +37,9 @@ def doctor(
 ) -> None:
     """Check this machine and a root: one line per check, with advice.
 
-    With --config, also check the root that the file names, and whether others can read the files
-    with keys that it names. Exits with 3 if a check failed. A warning is not a failure.
+    With --config, also check the root that the file names, whether others can read the files with
+    keys that it names, and what a broker with these settings may cost on an object store. Exits
+    with 3 if a check failed. A warning is not a failure.
 
     Example: sparklog doctor --root ./data
     """
@@ -54,7 +55,8 @@ def doctor(
     target = settings.root if settings is not None else root or os.environ.get(ROOT_VARIABLE)
     if target:
         storage = settings.storage if settings is not None else storage_options(target)
-        findings = chain(findings, examine_root(open_store(target, storage), SystemClock()))
+        store = open_store(target, storage)
+        findings = chain(findings, examine_root(store, SystemClock(), settings))
     failed = False
     for finding in findings:
         failed |= finding.state is CheckState.FAIL

@@ -5,6 +5,7 @@ import pwd
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from sparklog import doctor, errors, limits
 from sparklog.cli import app
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.doctor import CheckResult, CheckState
-from sparklog.formats.flight_messages import BrokerInfo
+from sparklog.formats.flight_messages import BrokerInfo, StoreBill, StoreRates
 from sparklog.security.acl import Operation, ResourceType
 from sparklog.security.policies import with_policy
 from sparklog.security.state import Mode
@@ -32,6 +33,7 @@ from sparklog.storage.objects import (
     Stat,
 )
 from tests.support.acls import acl, set_acls
+from tests.support.brokers import Rig
 from tests.support.users import change_users
 
 FOLDER = "doctor/test"
@@ -489,6 +491,62 @@ def test_a_delayed_store_is_asked_little() -> None:
     store = DelayedStore(MemoryStore(clock), 0.0, clock)
     list(doctor.examine_root(store, clock))
     assert store.requests.total() < 300
+
+
+FAST: Final[dict[str, object]] = {"requests.profile": "fast"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "topics", "state", "advice"),
+    [
+        ({}, 0, CheckState.OK, ""),
+        ({}, 100, CheckState.OK, ""),
+        ({"requests.puts_per_second": 100.0}, 100, CheckState.WARN, "lower requests.puts_per"),
+        (FAST, 100, CheckState.WARN, 'set requests.profile = "thrifty"'),
+        (FAST | {"prices.warn_dollars_per_month": 1e6}, 100, CheckState.OK, ""),
+        (FAST | {"prices.dollars_per_million_puts": 0.1}, 9, CheckState.OK, ""),
+    ],
+)
+def test_expensive_settings(
+    overrides: dict[str, object], topics: int, state: CheckState, advice: str
+) -> None:
+    """Those of a busy broker without a budget, or with a large one, but never the defaults."""
+    clock = ManualClock(now_us=1_800_000_000_000_000)
+    store = MemoryStore(clock)
+    rig = Rig(store, clock)
+    for number in range(topics):
+        rig.create(f"t{number}", 4)
+    settings = load_settings(None, {}, {"root": store.uri, "id": 1} | overrides)
+    found = doctor.check_expected_bill(settings, store, clock)
+    assert (found.state, found.advice.startswith(advice)) == (state, True), found
+    counts = f"{4 * topics} partitions of {topics} topics"
+    assert counts in found.found
+    has_own = "prices.dollars_per_million_puts" in overrides
+    assert ("at your own prices" if has_own else "at the prices of S3 Standard") in found.found
+
+
+def test_the_bill_of_a_running_broker() -> None:
+    """It is compared with the bound in the settings of the broker."""
+    report = StatusReport(
+        state=LeaderStatus.SERVED,
+        root="s3://b",
+        cluster_id="c",
+        bills=[
+            StoreBill(
+                prices="S3 Standard",
+                seconds=60.0,
+                warn_dollars_per_month=bound,
+                rates=[StoreRates(purpose="tables", puts=30.0, dollars_per_month=394.2)],
+            )
+            for bound in (500.0, 300.0)
+        ],
+    )
+    cheap, expensive = doctor.check_bills(report)
+    assert (cheap.state, expensive.state) == (CheckState.OK, CheckState.WARN)
+    assert cheap.found == expensive.found
+    words = "about 394 dollars a month at the prices of S3 Standard: 30 puts/s"
+    assert cheap.found.startswith(words)
+    assert expensive.advice.startswith("most of it: tables 394;")
 
 
 def checks(findings: Iterable[CheckResult]) -> dict[str, CheckResult]:
