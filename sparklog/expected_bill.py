@@ -18,8 +18,8 @@ from sparklog.broker.log.put_budget import LOG_SHARE, UPKEEP_SHARE
 from sparklog.prices import SECONDS_PER_MONTH, Prices
 from sparklog.settings import BrokerSettings
 
-_PUT_SECONDS: Final = 0.02
-"""The time of a put; slower stores cost less."""
+_PUTS_AT_ONCE_PER_SECOND: Final = 4 / 0.02
+"""Four flushes are put at once, each in 20 ms; slower stores cost less."""
 _LOOKS_PER_SECOND: Final = 1.0
 """Looks at the metadata of the root."""
 
@@ -65,7 +65,8 @@ def expected_bill(
 
 def _flushes(settings: BrokerSettings) -> float:
     """Returns the flushes per second of a busy log; full ones come in addition."""
-    most = 1 / (settings.writer.linger_ms_on(local=False) / 1e3 + _PUT_SECONDS)
+    linger_seconds = settings.writer.linger_ms_on(local=False) / 1e3
+    most = min(1 / max(linger_seconds, 1e-3), _PUTS_AT_ONCE_PER_SECOND)
     if not settings.is_thrifty_on(local=False):
         return most
     share = settings.requests.puts_per_second * LOG_SHARE

@@ -9,6 +9,7 @@ Comparisons with Kafka and with Spark's Kafka connector are in `benchmarks/` of 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,12 @@ import typer
 
 from sparklog.bench.command import run_measures
 from sparklog.bench.measures import COMPARISONS, MEASURES
-from sparklog.bench.report import BenchOptions
+from sparklog.bench.report import BenchOptions, Workload
+from sparklog.limits import MIB
+from sparklog.settings import load_settings
+
+_ONE = Workload(topics=1)
+"""The workload of which the user gives parts."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -35,6 +41,30 @@ def bench(
     versions: Annotated[
         int, typer.Option(help="Table version that the measure `age` compares with version 50.")
     ] = 5_000,
+    topics: Annotated[
+        int | None, typer.Option(help="`cost`: topics that get records.", min=1, max=10_000)
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(help="`cost`: partitions of each topic.", min=1, max=1_000)
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="`cost`: records per second to each topic.", min=0.01, max=1_000_000),
+    ] = None,
+    record_bytes: Annotated[
+        int | None, typer.Option(help="`cost`: bytes of a record.", min=1, max=MIB)
+    ] = None,
+    brokers: Annotated[
+        int | None, typer.Option(help="`cost`: brokers that share the root.", min=1, max=16)
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="`cost`: a setting of the brokers, such as requests.profile=fast or"
+            " prices.store=gcs-standard. May be repeated.",
+        ),
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(
@@ -52,8 +82,28 @@ def bench(
     For a quick run of about a minute, lower --seconds, --rows and --versions. To compare with Kafka
     or with Spark's Kafka connector, run `python -m benchmarks` in a source checkout.
 
+    The measure `cost` prices the requests of brokers to an object store: of documented cases, which
+    take ten minutes, or of your own rates.
+
     Example: sparklog bench latency burst --seconds 3 --rows 2000000
+
+    Example: sparklog bench cost --topics 20 --rate 500 --record-bytes 1000
     """
+    given = (topics, partitions, rate, record_bytes, brokers)
+    workload = None
+    if any(each is not None for each in given):
+        workload = Workload(
+            topics=topics or _ONE.topics,
+            partitions=partitions or _ONE.partitions,
+            records_per_second=rate or _ONE.records_per_second,
+            record_bytes=record_bytes or _ONE.record_bytes,
+            brokers=brokers or _ONE.brokers,
+        )
+    if (workload is not None or setting) and tuple(names or ()) != ("cost",):
+        raise typer.BadParameter(
+            "--topics, --partitions, --rate, --record-bytes, --brokers and --setting are for the"
+            " measure `cost` alone: sparklog bench cost --topics 20"
+        )
     for name in names or ():
         if name.partition("-")[0] in COMPARISONS:
             raise typer.BadParameter(
@@ -61,6 +111,23 @@ def bench(
                 f" `python -m benchmarks {name}` in a source checkout of sparklog."
             )
     options = BenchOptions(
-        folder=folder or Path(tempfile.gettempdir()), seconds=seconds, rows=rows, versions=versions
+        folder=folder or Path(tempfile.gettempdir()),
+        seconds=seconds,
+        rows=rows,
+        versions=versions,
+        workload=workload,
+        settings=_settings(setting or ()),
     )
     run_measures(MEASURES, names or (), options, as_markdown=as_markdown)
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    """Returns settings by name, and checks them. Raises `BadOption` and `UnknownOption`."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--setting {pair}: write KEY=VALUE")
+        found[name] = value
+    load_settings(None, {}, {"root": "memory://", **found})
+    return found

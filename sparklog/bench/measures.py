@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sparklog.bench import keeping, metadata, object_store, scraping, sizing, writing
+from sparklog.bench import cost, keeping, metadata, object_store, scraping, sizing, writing
 from sparklog.bench.command import Measure
 
 MEASURES: Final[Mapping[str, Measure]] = {
@@ -21,7 +21,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "outage": keeping.outage,
     "objectstore": object_store.objectstore,
     "objectstorewide": object_store.objectstore_wide,
-    "cost": object_store.cost,
+    "cost": cost.cost,
     "compaction": keeping.flights,
     "metadata": metadata.large_cluster,
     "scrape": scraping.scrape,

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A rate of records, and the brokers that take them."""
+
+    topics: int
+    partitions: int = 4
+    """The number of partitions of each topic."""
+    records_per_second: float = 10.0
+    """The rate of each topic."""
+    record_bytes: int = 100
+    brokers: int = 1
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The rate of all topics together."""
+        return self.topics * self.records_per_second * self.record_bytes
+
+    def __str__(self) -> str:
+        rate = self.records_per_second
+        records = f"{rate:,.0f}" if rate >= 10 or rate == int(rate) else f"{rate:g}"
+        text = f"{self.topics:,} × {self.partitions} partitions, {records} records/s"
+        text += " each" if self.topics > 1 else ""
+        text += f" of {self.record_bytes:,} bytes" if self.record_bytes != 100 else ""
+        return text + (f", {self.brokers} brokers" if self.brokers > 1 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +47,10 @@ class BenchOptions:
     seconds: float = 10.0
     rows: int = 20_000_000
     versions: int = 5_000
+    workload: Workload | None = None
+    """The workload of the measure `cost`; None: the documented cases."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The settings of the brokers of `cost` that are not the defaults, by dotted name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,4 +187,4 @@ def test_a_broker_counts_each_request_for_its_purpose() -> None:
     assert re.search(
         r"bill +about [\d,]+ dollars a month at the prices of S3 Standard: .*log \d", shown.stdout
     )
-    assert total(end).written_bytes > total(begin).written_bytes
+    assert total(end.values()).written_bytes > total(begin.values()).written_bytes

@@ -44,9 +44,9 @@ def store(clock: ManualClock) -> DelayedStore:
 @contextlib.contextmanager
 def costs(store: DelayedStore, **expected: int) -> Iterator[None]:
     """Asserts that the block makes exactly these requests, for any purpose."""
-    before = total(usages(store))
+    before = total(usages(store).values())
     yield
-    assert total(usages(store)).since(before).requests == expected
+    assert total(usages(store).values()).since(before).requests == expected
 
 
 def fill(rig: Rig, partitions: int, flushes: int, *, topic: str = "t") -> None:

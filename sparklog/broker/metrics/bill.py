@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import StoreBill, StoreRates
 from sparklog.prices import SECONDS_PER_MONTH, Prices
@@ -46,31 +48,39 @@ class RecentBill:
         """Returns the rates since the oldest counts, and their price."""
         then, before = self._samples[0]
         seconds = max(self._clock.monotonic() - then, 1.0)
-        rates = [
-            self._rates(purpose, usage.since(before.get(purpose, Usage())), seconds)
-            for purpose, usage in self._usages().items()
-        ]
-        return StoreBill(
-            prices=self._prices.name,
-            seconds=round(seconds, 1),
-            warn_dollars_per_month=self._warn_dollars_per_month,
-            rates=[each for each in rates if each.puts or each.lists or each.reads],
-        )
+        bill = bill_between(before, self._usages(), seconds, self._prices)
+        return msgspec.structs.replace(bill, warn_dollars_per_month=self._warn_dollars_per_month)
 
-    def _rates(self, purpose: Purpose, usage: Usage, seconds: float) -> StoreRates:
-        dollars = self._prices.dollars(
-            puts=usage.puts,
-            lists=usage.lists,
-            reads=usage.reads,
-            written_bytes=usage.written_bytes,
-            read_bytes=usage.read_bytes,
-        )
-        return StoreRates(
-            purpose=purpose.value,
-            puts=usage.puts / seconds,
-            lists=usage.lists / seconds,
-            reads=usage.reads / seconds,
-            written_bytes=usage.written_bytes / seconds,
-            read_bytes=usage.read_bytes / seconds,
-            dollars_per_month=dollars / seconds * SECONDS_PER_MONTH,
-        )
+
+def bill_between(
+    before: Mapping[Purpose, Usage], now: Mapping[Purpose, Usage], seconds: float, prices: Prices
+) -> StoreBill:
+    """Returns the bill of the requests between two counts, `seconds` apart."""
+    rates = [
+        _rates(purpose, usage.since(before.get(purpose, Usage())), seconds, prices)
+        for purpose, usage in now.items()
+    ]
+    return StoreBill(
+        prices=prices.name,
+        seconds=round(seconds, 1),
+        rates=[each for each in rates if each.puts or each.lists or each.reads],
+    )
+
+
+def _rates(purpose: Purpose, usage: Usage, seconds: float, prices: Prices) -> StoreRates:
+    dollars = prices.dollars(
+        puts=usage.puts,
+        lists=usage.lists,
+        reads=usage.reads,
+        written_bytes=usage.written_bytes,
+        read_bytes=usage.read_bytes,
+    )
+    return StoreRates(
+        purpose=purpose.value,
+        puts=usage.puts / seconds,
+        lists=usage.lists / seconds,
+        reads=usage.reads / seconds,
+        written_bytes=usage.written_bytes / seconds,
+        read_bytes=usage.read_bytes / seconds,
+        dollars_per_month=dollars / seconds * SECONDS_PER_MONTH,
+    )

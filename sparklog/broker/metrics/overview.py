@@ -72,7 +72,7 @@ class BrokerOverview:
             streams=sources.flight.stream_count,
             unpublished_bytes=sources.led_partitions.backlog.unpublished_bytes,
             amplification=upkeep.amplification,
-            store_requests=total(sources.usages()).requests,
+            store_requests=total(sources.usages().values()).requests,
             bill=sources.bill.at_present() if sources.bill is not None else None,
             memory=[
                 flight_messages.MemoryBudget(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import enum
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, Self, runtime_checkable
 
@@ -133,9 +133,9 @@ def usages(store: Store) -> dict[Purpose, Usage]:
     return {purpose: usage.copy() for purpose, usage in list(store.usages.items())}
 
 
-def total(found: Mapping[Purpose, Usage]) -> Usage:
-    """Returns the requests for all purposes together."""
+def total(found: Iterable[Usage]) -> Usage:
+    """Returns the sum of counts."""
     whole = Usage()
-    for each in found.values():
+    for each in found:
         whole.add(each)
     return whole
