@@ -86,7 +86,7 @@ def test_acks_while_tables_of_a_takeover_are_slow() -> None:
     held, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with table._state.lock:
+        with table._lock:
             held.set()
             may_end.wait(30.0)
 

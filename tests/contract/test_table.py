@@ -540,7 +540,7 @@ def test_multi_part_checkpoint_is_read(table: TopicTable, store: Store) -> None:
     """A classic checkpoint in parts counts when all of them are there, and not before."""
     create(table)
     append(table, 3)
-    whole = table._state.replay.compacted()
+    whole = table._replay.compacted()
     remove_commits(store, range(3))
     halves = [
         dataclasses.replace(whole, adds=whole.adds[:2], txns=(), removes=()),
@@ -1036,7 +1036,7 @@ def test_what_another_engine_wrote_is_durable_before_we_build_on_it(
     foreign_merge(store, table, name="part-1")
     if from_checkpoint:
         table.refresh()
-        checkpoint = delta_log.encode_checkpoint(table._state.replay.compacted())
+        checkpoint = delta_log.encode_checkpoint(table._replay.compacted())
         store.put_unflushed(f"{LOG}/{delta_log.checkpoint_name(3)}", checkpoint)
         remove_commits(store, range(4))
         table = another(table)
@@ -1146,7 +1146,7 @@ def test_a_foreign_file_is_durable_before_the_log_forgets_what_it_replaced(
     foreign_merge(store, table, name="part-1")
     for version in (3, 4):  # another engine writes checkpoints too
         table.refresh()
-        checkpoint = delta_log.encode_checkpoint(table._state.replay.compacted())
+        checkpoint = delta_log.encode_checkpoint(table._replay.compacted())
         store.put_unflushed(f"{LOG}/{delta_log.checkpoint_name(version)}", checkpoint)
         if version == 3:
             store.put_unflushed(f"{LOG}/{4:020d}.json", b'{"commitInfo":{}}\n')

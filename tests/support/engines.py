@@ -74,7 +74,7 @@ def kept_by_vacuum(table: TopicTable) -> set[str]:
     now_ms = table.clock.now_us() // 1_000
     return {unquote(file.path) for files in snapshot.files for file in files} | {
         path
-        for path, remove in table._state.replay.removed.items()
+        for path, remove in table._replay.removed.items()
         if (remove.deletion_timestamp or 0) >= now_ms
     }
 

@@ -179,7 +179,7 @@ def test_acks_do_not_wait_for_the_tables_of_a_takeover(members: Members) -> None
     table = first.led_partitions.topic("t").table
 
     def hold() -> None:
-        with table._state.lock:
+        with table._lock:
             arrived.set()
             assert may_end.wait(SECONDS)
 

@@ -22,6 +22,7 @@ from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
     ObjectMissing,
+    Purpose,
     Stat,
     in_parallel,
     total,
@@ -126,6 +127,26 @@ def test_a_checkpoint_of_the_log(store: DelayedStore, clock: ManualClock) -> Non
         rig.wal_cleaner.tick()
     with costs(store):
         rig.wal_cleaner.tick()
+
+
+def test_a_table_through_another_view(store: DelayedStore, clock: ManualClock) -> None:
+    """Its requests count there, and both have one state: neither reads what the other has."""
+    rig = Rig(store, clock)
+    table = rig.create("t").table
+    other = table.through(store.counted_as(Purpose.UPKEEP))
+    fill(rig, 1, 1)
+    with costs(store, put_new=2, stat=1):
+        rig.publish()
+    assert other.snapshot is table.snapshot
+    before = usages(store)[Purpose.UPKEEP]
+    with costs(store, put_new=1, get=2, put=1):
+        other.checkpoint()
+    assert usages(store)[Purpose.UPKEEP].since(before).puts == 2
+    assert table.checkpoint_version == other.checkpoint_version == table.snapshot.version
+    fill(rig, 1, 1)
+    rig.publish()
+    assert other.snapshot is table.snapshot
+    assert table.through(store) is table
 
 
 # ------------------------------------------------------------------------------ starting

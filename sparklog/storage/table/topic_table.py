@@ -23,11 +23,9 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -56,21 +54,6 @@ TABLE_COMMIT_ATTEMPTS = 100
 TOMBSTONE_SECONDS = 3600.0  # beyond the grace period of removed files
 _SURPLUS: Final = 2
 """Up to this many times the permitted number of removed files are remembered until a sweep."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _State:
-    """The state of a table, shared by all views of it."""
-
-    replay: Replay
-    read_backs: ReadBacks
-    sync: SyncState = field(default_factory=SyncState)
-    snapshot: TableSnapshot = NO_TABLE
-    looked_at: dict[str, float | None] = field(default_factory=dict)
-    """The monotonic time of the first check of each active file; None: no further checks."""
-    checkpoint_version: int = -1
-    """The newest checkpoint that was loaded or written."""
-    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 class TopicTable:
@@ -113,34 +96,33 @@ class TopicTable:
         self.folder = table_folder(topic)
         self.log_reader = LogReader(store, topic, with_removes=not only_reads)
         self.log_folder = self.log_reader.folder
+        self._replay = Replay(remembers_removed=not only_reads)
         self._syncs_files = not only_reads and store.is_local
         """True if other engines may have added files that are not durable."""
-        self._state = _State(
-            replay=Replay(remembers_removed=not only_reads),
-            read_backs=ReadBacks(may_differ=not store.is_local),
-        )
+        self._sync = SyncState()
+        self._read_backs = ReadBacks(may_differ=not store.is_local)
+        self._looked_at: dict[str, float | None] = {}
+        """The monotonic time of the first check of each active file; None: no further checks."""
+        self._snapshot = NO_TABLE
+        self._checkpoint_version = -1
+        self._lock = threading.RLock()
 
     def through(self, store: Store) -> TopicTable:
-        """Returns this table with another view of its store, for requests that count elsewhere.
+        """Returns this table with another view of its store, so that its requests count there.
 
-        They share all state, so that each sees what the other has read and committed.
+        Both have the same state: each sees what the other has read and committed.
         """
-        if store is self.store:
-            return self
-        other = copy.copy(self)
-        other.store = store
-        other.log_reader = LogReader(store, self.topic, with_removes=not self._only_reads)
-        return other
+        return self if store is self.store else _View(self, store)
 
     @property
     def snapshot(self) -> TableSnapshot:
         """The table as last read, without access to the store."""
-        return self._state.snapshot
+        return self._snapshot
 
     @property
     def checkpoint_version(self) -> int:
         """The newest checkpoint that was loaded or written; -1 if there was none."""
-        return self._state.checkpoint_version
+        return self._checkpoint_version
 
     def bounds(self, topic_id: str, partitions: int) -> TableSnapshot | None:
         """Returns starts and ends of the partitions, without files, even for an unsupported table.
@@ -148,17 +130,17 @@ class TopicTable:
         Each `txn` is valid whatever another engine did to the schema or protocol; None if one is
         missing.
         """
-        with self._state.lock:
-            return self._state.replay.bounds(topic_id, range(partitions))
+        with self._lock:
+            return self._replay.bounds(topic_id, range(partitions))
 
     def txn(self, app_id: str) -> Txn | None:
         """Returns the `txn` of `app_id` in the last read version."""
-        return self._state.replay.txns.get(app_id)
+        return self._replay.txns.get(app_id)
 
     def unnoted_gaps(self) -> dict[str, int]:
         """Returns the `txn` to commit for rows that other engines have removed, by `app_id`."""
-        with self._state.lock:
-            return self._state.replay.unnoted_gaps()
+        with self._lock:
+            return self._replay.unnoted_gaps()
 
     def batches(self, topic_id: str) -> list[tuple[BatchId, BatchKind, int]]:
         """Returns the newest batch of each Spark query, and all keys, in the last read version.
@@ -166,8 +148,8 @@ class TopicTable:
         Each comes with its kind and its publish time in µs, in the order of that time.
         """
         found = []
-        with self._state.lock:
-            for app_id, txn in self._state.replay.txns.items():
+        with self._lock:
+            for app_id, txn in self._replay.txns.items():
                 for kind, prefix in (
                     (BatchKind.NUMBERED, query_app_id(topic_id, "")),
                     (BatchKind.NUMBERED_PART, begun_app_id(topic_id, "")),
@@ -187,7 +169,7 @@ class TopicTable:
         version before it) or if no checkpoint is complete; and `MissingObject` for a commit that
         later versions need.
         """
-        with self._state.lock:
+        with self._lock:
             try:
                 self._advance()
             except errors.CorruptObject:
@@ -202,8 +184,8 @@ class TopicTable:
         flush neither their commits nor the data files that these add. So this must precede any
         irreversible step that depends on that state. Raises `SyncFailed`.
         """
-        with self._state.lock:
-            if not self._state.sync.is_synced:
+        with self._lock:
+            if not self._sync.is_synced:
                 self._sync_files()
 
     def _sync_files(self) -> None:
@@ -214,11 +196,11 @@ class TopicTable:
 
     def unsynced(self) -> Unsynced:
         """Returns the paths that `sync` makes durable: first the files, then the log."""
-        with self._state.lock:
-            version, sync = self._state.replay.version, self._state.sync
+        with self._lock:
+            version, sync = self._replay.version, self._sync
             if sync.is_synced:
                 return Unsynced(version, [], [])
-            files = [f"{self.folder}/{path}" for path in sync.files(self._state.replay.active)]
+            files = [f"{self.folder}/{path}" for path in sync.files(self._replay.active)]
             commits = map(self.log_reader.commit_path, range(sync.version + 1, version + 1))
             return Unsynced(version, files, [*sync.base, *commits])
 
@@ -227,9 +209,9 @@ class TopicTable:
 
         Does nothing if a later version has since been read.
         """
-        with self._state.lock:
-            if version == self._state.replay.version:
-                self._state.sync.note_synced(version)
+        with self._lock:
+            if version == self._replay.version:
+                self._sync.note_synced(version)
 
     def confirm(self, until: float | None = None) -> None:
         """Reads back commits on a store where another engine may overwrite one.
@@ -240,8 +222,8 @@ class TopicTable:
         `ForeignTable` if a version's content has changed, so that the table lacks changes that were
         committed.
         """
-        with self._state.lock:
-            noted = self._state.read_backs.due(until)
+        with self._lock:
+            noted = self._read_backs.due(until)
             if until is None:
                 until = self.clock.monotonic() - limits.CONFIRM_AFTER_SECONDS
         at_once = limits.TABLE_REQUESTS_AT_ONCE
@@ -253,13 +235,13 @@ class TopicTable:
                     " commit conditionally; restart the broker to publish it again"
                 )
                 raise errors.ForeignTable(topic=self.topic, reason=reason)
-        with self._state.lock:
-            self._state.read_backs.confirmed(noted, until)
+        with self._lock:
+            self._read_backs.confirmed(noted, until)
 
     def forget_read_backs(self) -> None:
         """Drops the commits that `confirm` would read back, for a broker that publishes none."""
-        with self._state.lock:
-            self._state.read_backs.clear()
+        with self._lock:
+            self._read_backs.clear()
 
     def lost_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> set[str]:
         """Checks the table's new files, and returns the paths of the lost ones.
@@ -269,30 +251,28 @@ class TopicTable:
         since its first check. `torn` returns the paths that do not exist, or are shorter than the
         log says.
         """
-        with self._state.lock:
-            active, now = self._state.replay.active, self.clock.monotonic()
-            for path in [path for path in self._state.looked_at if path not in active]:
-                del self._state.looked_at[path]
-            due = sorted(
-                path for path in active if self._state.looked_at.get(path, now) is not None
-            )
+        with self._lock:
+            active, now = self._replay.active, self.clock.monotonic()
+            for path in [path for path in self._looked_at if path not in active]:
+                del self._looked_at[path]
+            due = sorted(path for path in active if self._looked_at.get(path, now) is not None)
             sizes = {f"{self.folder}/{path}": active[path].size for path in due}
         missing = set(torn(sizes))
-        with self._state.lock:
-            active = self._state.replay.active  # a file may have been removed since
+        with self._lock:
+            active = self._replay.active  # a file may have been removed since
             found = [path for path in due if path in active]
             lost = {path for path in found if f"{self.folder}/{path}" in missing}
             for path in found:
-                began = self._state.looked_at.setdefault(path, now)
+                began = self._looked_at.setdefault(path, now)
                 assert began is not None
                 is_over = now - began >= self.removed_file_grace_seconds
-                self._state.looked_at[path] = None if is_over and path not in lost else began
+                self._looked_at[path] = None if is_over and path not in lost else began
             return lost
 
     def _observe(self) -> TableSnapshot:
-        if self._state.snapshot.version != self._state.replay.version:
-            self._state.snapshot = self._state.replay.snapshot(self.topic)
-        return self._state.snapshot
+        if self._snapshot.version != self._replay.version:
+            self._snapshot = self._replay.snapshot(self.topic)
+        return self._snapshot
 
     def _advance(self) -> None:
         """Replays the commits after the current version, by probing for the next ones.
@@ -304,12 +284,12 @@ class TopicTable:
         On an object store, as many commits are read concurrently as this call has found so far. A
         commit counts only if all before it were found, so their order of arrival does not matter.
         """
-        if self._state.replay.version < 0:
+        if self._replay.version < 0:
             self._load()
         most = min(self.store.requests_at_once, limits.TABLE_REQUESTS_AT_ONCE)
         count = 0
         while True:
-            first = self._state.replay.version + 1
+            first = self._replay.version + 1
             found = self.log_reader.read_commits(first, max(min(count, most), 1))
             for version, data in enumerate(found, first):
                 self._replay_commit(version, data)
@@ -319,32 +299,32 @@ class TopicTable:
 
     def _replay_commit(self, version: int, data: pa.Buffer) -> None:
         actions = delta_log.decode_commit(data, self.log_reader.commit_path(version))
-        self._state.sync.is_synced = False
+        self._sync.is_synced = False
         self._apply(version, actions)
         if self._syncs_files:
-            self._state.sync.note_files(actions.adds)
+            self._sync.note_files(actions.adds)
         if actions.removes and not self._only_reads:
-            self._state.read_backs.note(version, data, self.clock.monotonic())
+            self._read_backs.note(version, data, self.clock.monotonic())
 
     def _load(self) -> bool:
         """Loads the newest checkpoint. Returns False if it is not newer than the current state."""
-        version, actions, names = self.log_reader.load(self._state.replay.version)
-        self._state.checkpoint_version = max(self._state.checkpoint_version, version)
-        if version <= self._state.replay.version:
+        version, actions, names = self.log_reader.load(self._replay.version)
+        self._checkpoint_version = max(self._checkpoint_version, version)
+        if version <= self._replay.version:
             return False
         replay = Replay(remembers_removed=not self._only_reads)
         replay.apply(version, actions)
-        if replay.topic_id == self._state.replay.topic_id:
-            replay.add_gaps(self._state.replay.gaps)  # including those not noted yet
-        self._state.replay = replay
+        if replay.topic_id == self._replay.topic_id:
+            replay.add_gaps(self._replay.gaps)  # including those not noted yet
+        self._replay = replay
         self._forget_old_tombstones()
-        self._state.sync.restart(version, [f"{self.log_folder}/{name}" for name in names])
+        self._sync.restart(version, [f"{self.log_folder}/{name}" for name in names])
         if self._syncs_files:
-            self._state.sync.note_files(actions.adds)
+            self._sync.note_files(actions.adds)
         return True
 
     def _apply(self, version: int, actions: Actions) -> None:
-        self._state.replay.apply(version, actions)
+        self._replay.apply(version, actions)
         if version % limits.TABLE_CHECKPOINT_EVERY == 0:
             self._forget_old_tombstones()
 
@@ -363,7 +343,7 @@ class TopicTable:
         unknown effect: `OutcomeUnknown`; check for your own files or `txn`.
         """
         assert not self._only_reads
-        with self._state.lock:
+        with self._lock:
             snapshot = self._newest()
             for _ in range(TABLE_COMMIT_ATTEMPTS):
                 change = decide(snapshot)
@@ -379,8 +359,8 @@ class TopicTable:
 
     def _newest(self) -> TableSnapshot:
         """Returns the last read version; reads the newest one if the last read was incomplete."""
-        is_fresh = 0 <= self._state.snapshot.version == self._state.replay.version
-        return self._state.snapshot if is_fresh else self.refresh()
+        is_fresh = 0 <= self._snapshot.version == self._replay.version
+        return self._snapshot if is_fresh else self.refresh()
 
     def prepare_commit(self, decide: Decide) -> PreparedCommit | TableSnapshot:
         """Returns the commit of the change that `decide` returns; it still has to be claimed.
@@ -390,7 +370,7 @@ class TopicTable:
         late.
         """
         assert not self._only_reads
-        with self._state.lock:
+        with self._lock:
             snapshot = self._newest()
             change = decide(snapshot)
             if change is None:
@@ -403,25 +383,25 @@ class TopicTable:
 
         Raises `OutcomeUnknown`.
         """
-        with self._state.lock:
+        with self._lock:
             return self._observe() if self._finish(prepared) else None
 
     def _finish(self, prepared: PreparedCommit) -> bool:
         """Returns whether a commit that was put counts; the replay then includes it."""
         version = prepared.version
         files = [unquote(file.path) for file in prepared.change.adds]
-        self._state.read_backs.note(version, prepared.data, self.clock.monotonic())
+        self._read_backs.note(version, prepared.data, self.clock.monotonic())
         try:
-            if self._state.replay.version >= version:
+            if self._replay.version >= version:
                 # Another thread has read it by now, unless its version was already gone.
                 return any(map(self.is_named, files))
-            if self._state.replay.version == version - 1 and self.log_reader.follows(version):
+            if self._replay.version == version - 1 and self.log_reader.follows(version):
                 self._apply(version, prepared.actions)
-                if self._state.sync.is_synced:
-                    self._state.sync.version = version  # `claim` has made ours durable
+                if self._sync.is_synced:
+                    self._sync.version = version  # `claim` has made ours durable
                 return True
             self._load()
-            if self._state.replay.version >= version:
+            if self._replay.version >= version:
                 # A checkpoint may include our commit: if so, it names the files that we added.
                 return any(map(self.is_named, files))
             self._advance()
@@ -434,25 +414,25 @@ class TopicTable:
         now_us = self.clock.now_us()
         check(
             change,
-            self._state.replay,
+            self._replay,
             topic=self.topic,
             now_us=now_us,
             orphan_grace_seconds=self.orphan_grace_seconds,
         )
         path = self.log_reader.commit_path(version)
-        return encode(change, self._state.replay, version, path, now_us=now_us)
+        return encode(change, self._replay, version, path, now_us=now_us)
 
     # -------------------------------------------------------------------------- preparations
 
     @property
     def preparations(self) -> Mapping[str, int]:
         """The numbers of each broker's last preparation in the last read version, by `app_id`."""
-        return self._state.replay.preparations
+        return self._replay.preparations
 
     @property
     def open_preparations(self) -> Mapping[int, str]:
         """The `app_id` of each open preparation in the last read version, by its number."""
-        return self._state.replay.open_preparations
+        return self._replay.open_preparations
 
     def is_prepared(self, path: str) -> bool:
         """Returns whether a commit may still add the file, because its preparation is open."""
@@ -467,15 +447,15 @@ class TopicTable:
         `OutcomeUnknown`, after which a checkpoint of a later version is just as good.
         """
         assert not self._only_reads
-        with self._state.lock:
-            version = self._state.replay.version
+        with self._lock:
+            version = self._replay.version
             if version < 0:
                 return
-            self._state.replay.snapshot(self.topic)
+            self._replay.snapshot(self.topic)
             self.sync()  # a checkpoint must not exist without its files either
             self._forget_old_tombstones()
-            self._state.replay.forget_keys(self.clock.now_us() // 1_000)
-            whole = self._state.replay.compacted()
+            self._replay.forget_keys(self.clock.now_us() // 1_000)
+            whole = self._replay.compacted()
         name = delta_log.checkpoint_name(version)
         path = f"{self.log_folder}/{name}"
         data = delta_log.encode_checkpoint(whole)
@@ -486,8 +466,8 @@ class TopicTable:
             count = len(whole.adds)
             check = f"it names {len(found.adds)} files, not the {count} of version {version}"
             raise errors.CorruptObject(path=path, check=check)
-        with self._state.lock:
-            self._state.checkpoint_version = max(self._state.checkpoint_version, version)
+        with self._lock:
+            self._checkpoint_version = max(self._checkpoint_version, version)
         if (self.log_reader.last_checkpoint() or 0) <= version:
             with contextlib.suppress(PutUnresolved):  # only a hint: a listing finds it too
                 self.store.put(
@@ -501,14 +481,14 @@ class TopicTable:
         `path` is relative to the table's folder and not percent-encoded, as in the three methods
         below.
         """
-        with self._state.lock:  # on one version: with a commit in between, both could be False
+        with self._lock:  # on one version: with a commit in between, both could be False
             return self.is_named(path) or self.is_prepared(path)
 
     def is_named(self, path: str) -> bool:
         """Returns whether the last read version contains the file, or its removal."""
         assert not self._only_reads
-        with self._state.lock:
-            return path in self._state.replay.active or path in self._state.replay.removed
+        with self._lock:
+            return path in self._replay.active or path in self._replay.removed
 
     def expired(self, *, is_retained: bool = True) -> list[str]:
         """Returns remembered removed files that no longer need to be retained, oldest first.
@@ -516,8 +496,8 @@ class TopicTable:
         `is_retained`: False if they are retained for their grace period only.
         """
         assert not self._only_reads
-        with self._state.lock:
-            replay, removed = self._state.replay, dict(self._state.replay.removed)
+        with self._lock:
+            replay, removed = self._replay, dict(self._replay.removed)
             table_bytes = sum(add.size for add in replay.active.values())
         return removed_files.expired(
             removed,
@@ -531,13 +511,13 @@ class TopicTable:
     @property
     def removed_count(self) -> int:
         """The number of removed files that are remembered."""
-        return len(self._state.replay.removed)
+        return len(self._replay.removed)
 
     def forget_removed(self, paths: Iterable[str]) -> None:
         """Forgets files that no longer exist, so that checkpoints omit them."""
-        with self._state.lock:
+        with self._lock:
             for path in paths:
-                self._state.replay.removed.pop(path, None)
+                self._replay.removed.pop(path, None)
 
     def _forget_old_tombstones(self) -> None:
         """Forgets tombstones long after their files should be gone, to allow for a late sweeper.
@@ -545,15 +525,29 @@ class TopicTable:
         A file that still exists by then is an orphan. Brokers that do not maintain the table never
         learn that a file is gone.
         """
-        own_seconds = self._state.replay.file_retention_seconds
+        own_seconds = self._replay.file_retention_seconds
         kept_seconds = max(self._retention.seconds_of(own_seconds), self.removed_file_grace_seconds)
         kept_seconds += TOMBSTONE_SECONDS
         now_ms = self.clock.now_us() // 1_000
-        self._state.replay.forget_removed(
+        self._replay.forget_removed(
             now_ms - round(kept_seconds * 1_000),
             young_ms=now_ms - round(self.removed_file_grace_seconds * 1_000),
             most=self._retention.files_of(own_seconds) * _SURPLUS,
         )
+
+
+class _View(TopicTable):
+    """A table with another view of its store. All else is read and set in the table itself."""
+
+    def __init__(self, table: TopicTable, store: Store) -> None:
+        log_reader = LogReader(store, table.topic, with_removes=not table._only_reads)
+        vars(self).update(_table=table, store=store, log_reader=log_reader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._table, name, value)
 
 
 OpenTable: TypeAlias = Callable[[str], TopicTable]
