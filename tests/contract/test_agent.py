@@ -856,7 +856,7 @@ def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path, kind: WalKind) -> N
 
 
 class SmallDisk(LocalStore):
-    """A disk whose free space the test sets."""
+    """A disk whose free space the test sets, in the class: a broker has several views of it."""
 
     free: int | None = None
 
@@ -864,16 +864,15 @@ class SmallDisk(LocalStore):
         return super().free_bytes() if self.free is None else self.free
 
 
-def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_and_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without free space, records are refused as retriable and acked ones are published."""
-    disk = SmallDisk(tmp_path)
     writer = WriterSettings(free_space_reserve_bytes=1_000)
-    disk.free = 1_500
-    agent = Agent(settings(tmp_path, writer=writer), store=disk)
+    monkeypatch.setattr(SmallDisk, "free", 1_500)
+    agent = Agent(settings(tmp_path, writer=writer), store=SmallDisk(tmp_path))
     with running(agent) as client:
         client.create()
         client.append(["a"])
-        disk.free = 500
+        monkeypatch.setattr(SmallDisk, "free", 500)
         for _ in range(3):
             with pytest.raises(errors.StorageFull) as full:
                 client.append(["b"])
@@ -881,7 +880,7 @@ def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
         until(lambda: client.describe().partitions[0].published == 1, "nothing is published")
         assert client.values() == [b"a"]
         assert agent.failure is None
-        disk.free = None
+        monkeypatch.setattr(SmallDisk, "free", None)
         assert client.append(["b"]).base_offset == 1
 
 

@@ -550,8 +550,11 @@ def test_a_creation_of_unknown_outcome_is_resolved_without_its_table(rig: Rig) -
     with metadata_with(rig, unread_metadata()), pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.create(create_request("u"))
     unread = rig.store.view(ScriptedFaults(Fault(operation="get", error=DOWN, prefix="topics/u")))
-    with mock.patch.object(
-        rig.reconciler, "_open_table", lambda name: TopicTable(unread, name, clock=rig.clock)
+    with (
+        mock.patch.object(
+            rig.reconciler, "_open_table", lambda name: TopicTable(unread, name, clock=rig.clock)
+        ),
+        mock.patch.object(rig.reconciler, "_store", unread),
     ):
         rig.broker.metadata.follow()
     assert rig.broker.topics.names() == ["t", "u"]
