@@ -208,7 +208,7 @@ class ObjectAppender:
             held_bytes=max(len(head) + payload_bytes, _HELD_BYTES),
         )
         self.next_sequence += 1
-        return PlannedObject(written=written, pieces=[head, *pieces], put=self._put)
+        return PlannedObject(written=written, pieces=[head, *pieces], put=self._claim)
 
     def checkpoint(
         self,
@@ -228,7 +228,7 @@ class ObjectAppender:
         index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, by_topic)
         path = checkpoint_path(self._broker, self._epoch, sequence)
         self._checkpoints.add(sequence)
-        self._claim(
+        self._claim_in(
             counted(self._store, Purpose.UPKEEP),
             path,
             [frame(_MAGIC, _encoder.encode(index))],
@@ -269,12 +269,12 @@ class ObjectAppender:
     def close(self) -> None:
         """Does nothing: a put leaves nothing open."""
 
-    def _put(
+    def _claim(
         self, path: str, pieces: Sequence[bytes | pa.Buffer], gives_up: Callable[[], bool]
     ) -> None:
-        self._claim(self._store, path, pieces, gives_up)
+        self._claim_in(self._store, path, pieces, gives_up)
 
-    def _claim(
+    def _claim_in(
         self,
         store: Store,
         path: str,
