@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,11 +25,15 @@ from sparklog.storage.objects import (
     MemoryStore,
     ObjectExists,
     ObjectMissing,
+    Purpose,
     PutUnresolved,
     Store,
+    Usage,
     claim,
     claim_all,
+    counted,
     open_store,
+    usages,
 )
 from tests.support.s3 import s3_server
 
@@ -279,6 +284,29 @@ def test_open_by_ranges_asks_little(s3_options: dict[str, str]) -> None:
     with bucket.open("f") as file:
         assert pq.ParquetFile(file).read_row_group(7, columns=["a"]).num_rows == 20_000
     assert bucket.requests == {"put_new": 1, "stat": 1, "get_range": 2}
+
+
+def test_a_bucket_counts_what_it_bills(
+    s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page of a listing is a request, bytes count both ways, and each view counts its own."""
+    monkeypatch.setattr("sparklog.storage.objects.remote._PAGE", 2)
+    bucket = open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}", s3_options)
+    log, reads = counted(bucket, Purpose.LOG), counted(bucket, Purpose.READS)
+    for number in range(5):
+        log.put_new(f"f/{number}", [b"ab", b"cde"])
+    log.put("f/0", b"a")
+    assert reads.get("f/1") == pa.py_buffer(b"abcde")
+    assert reads.get_range("f/1", 3, 9) == pa.py_buffer(b"de")
+    assert [len(reads.list_after("f")), len(reads.list_after("f", "1"))] == [5, 3]
+    assert [len(list(reads.walk("f"))), len(list(reads.walk("none")))] == [5, 0]
+    assert reads.folders("") == ["f"]
+    found = usages(bucket)
+    assert found[Purpose.LOG] == Usage(Counter(put_new=5, put=1), written_bytes=26)
+    expected = Counter(get=1, get_range=1, list_after=3 + 2, walk=3 + 1, folders=1)
+    assert found[Purpose.READS] == Usage(expected, read_bytes=7)
+    assert found[Purpose.OTHER] == Usage()
+    assert (found[Purpose.LOG].puts, found[Purpose.READS].lists) == (6, 10)
 
 
 def test_stat(store: Store) -> None:
