@@ -140,12 +140,15 @@ def test_a_topic_that_was_cut_over(found: TargetTopic | None, *, expected: bool)
 
 
 def test_a_configuration_is_split() -> None:
-    """Keys and values that topics here have are taken; a mirror's source is not the copy's."""
+    """Keys and values that topics here have are taken; those that Kafka lacks are not copied."""
     own = {
         "retention.ms": "1000",
         "remote.storage.enable": "true",
         "confluent.key": "1",
         "mirror.source": "kafka:c/id/t",
+        "publish.interval.ms": "5",
+        "value.format": "json",
+        "value.schema": "a STRING",
     }
     assert split_config(own) == (
         {"retention.ms": "1000"},

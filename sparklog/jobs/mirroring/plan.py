@@ -17,7 +17,7 @@ from sparklog import errors, limits
 from sparklog.client.offsets import TopicPartition
 from sparklog.display import counted
 from sparklog.formats import topic_config
-from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 from sparklog.jobs.ranges import fair_shares
 
 
@@ -236,12 +236,13 @@ class Selection:
 def split_config(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
     """Returns the source's configuration that a topic here accepts, and the other keys.
 
-    Both are sorted by key.
+    Both are sorted by key. Keys that Kafka does not have are in neither: how its table looks, and
+    when it is written, is for each log to decide.
     """
     taken: dict[str, str] = {}
     left = []
     for name, value in sorted(own.items()):
-        if name == MIRROR_SOURCE:
+        if name in topic_config.OWN_KEYS:
             continue
         try:
             taken |= topic_config.check({name: value})
