@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sparklog import errors, limits
 from sparklog.formats import config_rules
@@ -25,8 +25,9 @@ from sparklog.formats.config_rules import (
     one_of,
 )
 from sparklog.formats.topic_names import MIRROR_SOURCE
-from sparklog.formats.values import columns, ddl
-from sparklog.formats.values.columns import ColumnSet
+
+if TYPE_CHECKING:
+    from sparklog.formats.values.columns import ColumnSet
 
 VALUE_FORMAT: Final = "value.format"
 VALUE_SCHEMA: Final = "value.schema"
@@ -481,6 +482,8 @@ def columns_of(config: Mapping[str, str], known: ColumnSet | None) -> ColumnSet 
 
     Raises `BadOption`.
     """
+    from sparklog.formats.values import columns, ddl  # pyarrow, which `--help` does without
+
     schema, wanted = value_of(config, VALUE_SCHEMA), []
     try:
         if is_typed(config):
