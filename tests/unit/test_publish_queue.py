@@ -223,6 +223,18 @@ def test_topics_of_a_predecessor_come_first_and_in_turns() -> None:
     assert turns(queue, 20.0) == ["u"]
 
 
+def test_a_topic_is_urgent_as_long_as_it_has_many_bytes() -> None:
+    """From `publish_bytes` on, until commits have left less."""
+    hour = topic_of("h", 3_600_000)
+    queue = queue_of(hour)
+    urgent = []
+    for change in (limits.PUBLISH_BYTES - 1, 1, -1):
+        hour.unpublished_bytes += change
+        queue.note_bytes(hour, 0, change)
+        urgent.append(queue.due(1.0, interval_seconds=USUAL_SECONDS).urgent == [hour])
+    assert urgent == [False, True, False]
+
+
 def test_the_topics_with_most_are_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: the others sleep on, so one topic with many records ends no other's interval."""
     monkeypatch.setattr(publish_queue, "ASLEEP_ENTRIES", 100)
