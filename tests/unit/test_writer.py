@@ -143,7 +143,7 @@ def test_a_flush_waits_for_the_budget(store: MemoryStore, clock: ManualClock) ->
         waits.append(clock.monotonic() - began)
     assert waits[0] == 0.0
     assert 0.1 < waits[-1] < 0.25
-    assert max(after - before for before, after in itertools.pairwise(waits)) < 0.02
+    assert max(after - before for before, after in itertools.pairwise(waits)) < 0.03
     clock.advance(60.0)
     began = clock.monotonic()
     rig.append(["a"])

@@ -20,7 +20,9 @@ TABLES_SHARE: Final = 0.5
 UPKEEP_SHARE: Final = 0.1
 """The share that neither of them uses: heartbeats, checkpoints, merged files."""
 _MEMORY_SECONDS: Final = 2.0
-"""The time constant of the rate of flushes."""
+"""The least time constant of the average rate of flushes."""
+_MEMORY_WAITS: Final = 4
+"""The least time constant, in longest waits: a shorter one would forget flushes during a wait."""
 _SAVED_SECONDS: Final = 1.0
 """The time for which puts that were not made may be made up for."""
 
@@ -39,6 +41,7 @@ class PutBudget:
         self._puts_per_second = puts_per_second
         self._log_puts_per_second = puts_per_second * LOG_SHARE
         self._longest_wait_seconds = max(longest_wait_seconds, 1 / self._log_puts_per_second)
+        self._memory_seconds = max(_MEMORY_SECONDS, _MEMORY_WAITS * self._longest_wait_seconds)
         self._flushed = (-math.inf, 0.0)
         """The time of the last flush in monotonic seconds, and the rate of flushes then."""
         self._left_for_tables = 0.0
@@ -48,11 +51,11 @@ class PutBudget:
     def flushes_per_second(self, now: float) -> float:
         """Returns the rate of the latest flushes."""
         at, rate = self._flushed
-        return rate * math.exp((at - now) / _MEMORY_SECONDS)
+        return rate * math.exp((at - now) / self._memory_seconds)
 
     def note_flush(self, now: float) -> None:
         """Counts a flush that starts."""
-        self._flushed = now, self.flushes_per_second(now) + 1 / _MEMORY_SECONDS
+        self._flushed = now, self.flushes_per_second(now) + 1 / self._memory_seconds
 
     def flush_wait_seconds(self, now: float) -> float:
         """Returns the time until the next flush should start; negative if it is overdue.
@@ -60,7 +63,9 @@ class PutBudget:
         The wait between two flushes is proportional to their rate. A rate that would exceed the
         log's share therefore settles below it: at 5.7 flushes per second, of 20 puts and 250 ms.
         """
-        share = min(self.flushes_per_second(now) / self._log_puts_per_second, 1.0)
+        # Of flushes at even intervals, the average is half of one too low right before the next.
+        rate = self.flushes_per_second(now) + 0.5 / self._memory_seconds
+        share = min(rate / self._log_puts_per_second, 1.0)
         return self._flushed[0] + self._longest_wait_seconds * share - now
 
     # -------------------------------------------------------------------------- tables
