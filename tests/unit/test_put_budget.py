@@ -6,9 +6,12 @@ import itertools
 
 import pytest
 
+from sparklog import limits
 from sparklog.broker.log.publish_loop import PublishPace
 from sparklog.broker.log.put_budget import PutBudget
 from sparklog.clock import ManualClock
+from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved
+from sparklog.storage.objects.faults import Operation
 from tests.support.brokers import Rig, publishing
 
 
@@ -129,3 +132,52 @@ def test_topics_take_turns_within_the_budget(rig: Rig, clock: ManualClock) -> No
     assert sum(rounds) * 5 >= 60 * 9 * 0.8
     assert versions[requested.name] > 2 * max(rounds)
     assert versions[failing.name] == min(versions.values())
+
+
+class Puts(NoFaults):
+    """Counts puts of files and commits; every `lost`-th answer to the put of a file is lost."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self.count = 0
+        self._files = 0
+        self._lost = lost
+
+    def after(self, operation: Operation, path: str, /) -> None:
+        if operation != "put_new":
+            return
+        self.count += 1
+        if path.endswith(".parquet") and self._lost:
+            self._files += 1
+            if not self._files % self._lost:
+                raise PutUnresolved(path, "no answer")
+
+
+def puts_under_load(rig: Rig, store: MemoryStore, clock: ManualClock, puts: Puts) -> int:
+    """Returns the puts of a minute in which all partitions always wait, at 2 puts per second."""
+    rig.publish_to(store.view(puts))
+    loop = publishing(rig, pace=PublishPace(1.0, clock, PutBudget(2.0, longest_wait_seconds=0.25)))
+    for tick in range(600):
+        if tick % 10 == 0:
+            for topic in rig.led_partitions.topics():
+                for partition in range(topic.count):
+                    rig.append(["a"], topic=topic.name, partition=partition)
+        loop.tick()
+        clock.advance(0.1)
+    return puts.count
+
+
+@pytest.mark.rig(topics={"wide": 5})
+def test_all_turns_of_a_wide_topic_count(
+    rig: Rig, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Promise: a topic whose partitions take several turns stays within the budget."""
+    monkeypatch.setattr(limits, "PUBLISH_PARTITIONS_TOGETHER", 2)
+    assert puts_under_load(rig, store, clock, Puts()) <= 60 * 1.8 + 8
+
+
+@pytest.mark.rig(topics={"t": 2})
+def test_files_that_are_written_again_count(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Promise: puts whose answers were lost stay within the budget, though they are repeated."""
+    assert puts_under_load(rig, store, clock, Puts(lost=2)) <= 60 * 1.8 + 5

@@ -195,7 +195,7 @@ class PublishLoop:
         """Chooses topics until the budget is used up, and counts their puts."""
         candidates = [
             Candidate(
-                puts=_objects(topic),
+                puts=_objects_of_round(topic),
                 bytes=topic.unpublished_bytes + topic.staged_bytes,
                 seconds=seconds,
             )
@@ -262,6 +262,7 @@ class PublishLoop:
         self._pace.note(objects, self._clock.monotonic() - began)
         for topic, error in zip(topics, outcomes, strict=True):
             if isinstance(error, PutUnresolved):
+                self._pace.note_objects(_partitions(topic))  # its files are put again
                 self._publish_beside(topic)
             else:
                 self._conclude(topic, error)
@@ -361,6 +362,12 @@ def _together(topics: Sequence[Topic]) -> Iterator[list[Topic]]:
 def _objects(topic: Topic) -> int:
     """Returns the number of files and commits that the topic's next commit puts."""
     return 1 + _partitions(topic)
+
+
+def _objects_of_round(topic: Topic) -> int:
+    """Returns the number of files and commits until all waiting partitions have had their turn."""
+    files = len(topic.waiting_partitions)
+    return files + max(-(-files // limits.PUBLISH_PARTITIONS_TOGETHER), 1)
 
 
 def _partitions(topic: Topic) -> int:
