@@ -133,7 +133,7 @@ def test_answers_to_put_new(
     assert "hidden" not in str(refused.value)
 
 
-@pytest.mark.parametrize("status", [500, SILENCE])
+@pytest.mark.parametrize("status", [500, 503, SILENCE])
 def test_a_plain_put_is_repeated(bucket: Bucket, store: Store, status: int) -> None:
     """The client repeats a plain put, and leaves it unresolved if that does not help."""
     bucket.script = [status]
