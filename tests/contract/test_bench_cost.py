@@ -40,7 +40,7 @@ def test_a_workload_is_priced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert "p99" in ack.value
     assert 0 < float(lag.value.split()[-2]) < 30
     assert float(puts.value.replace(",", "")) > 10
-    assert float(written.value) >= 0.9  # in the log at least, but for what is still on its way
+    assert float(written.value) >= 0.9  # all but the last records are in the log
     assert {each.met for each in (bill, ack, lag, puts, written)} == {None}
     assert list(tmp_path.iterdir()) == []  # its files have no names
 

@@ -180,7 +180,7 @@ def test_a_topic_of_the_same_name_starts_anew(tmp_path: Path) -> None:
 def test_refused_configurations_say_why(
     tmp_path: Path, config: dict[str, str], reason: str
 ) -> None:
-    """The same for a new topic and an existing one."""
+    """New topics and existing ones are checked alike."""
     with broker(tmp_path) as agent, sparklog.connect(agent.address) as log:
         with pytest.raises(errors.BadOption, match=reason):
             log.create_topic("t", 1, config)
