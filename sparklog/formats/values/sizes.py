@@ -11,7 +11,7 @@ twelve scalars cannot exceed the limit, and most types need no check.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ class SlotLimit:
         """Args:
         fields: the field of the JSON object that fills each column, and the column's type.
         """
-        self._fields = list(fields)
+        self._counters = [(name, _counter(kind)) for name, kind in fields]
         self._width = sum(_width(kind) for _, kind in fields)
         self._widest = max((_widest(kind) for _, kind in fields), default=0)
         """The width of the widest struct that can exceed the limit; 0: none can."""
@@ -63,7 +63,7 @@ class SlotLimit:
             size: its size in bytes.
             record: its fields, as `json_rules.parse` returns them.
         """
-        slots = sum(_slot_bytes(kind, record.get(name)) for name, kind in self._fields)
+        slots = sum(count(record.get(name)) for name, count in self._counters)
         return slots > _limit(size)
 
 
@@ -98,14 +98,43 @@ def _has_map(kind: pa.DataType) -> bool:
     return pa.types.is_map(kind) or (pa.types.is_list(kind) and _has_map(kind.value_type))
 
 
-def _slot_bytes(kind: pa.DataType, value: Any) -> int:
-    """Returns the bytes of a value's slots; of one that does not fit, those of a scalar."""
-    if value is None:
-        return _width(kind)
-    if pa.types.is_struct(kind) and isinstance(value, dict):
-        return sum(_slot_bytes(field.type, value.get(field.name)) for field in kind)
-    if pa.types.is_list(kind) and isinstance(value, list):
-        return _SLOT + sum(_slot_bytes(kind.value_type, each) for each in value)
-    if pa.types.is_map(kind) and isinstance(value, dict):
-        return _SLOT + sum(_SLOT + _slot_bytes(kind.item_type, each) for each in value.values())
-    return 2 * _SLOT if pa.types.is_decimal(kind) else _SLOT
+def _counter(kind: pa.DataType) -> Callable[[Any], int]:
+    """Returns a function that counts the bytes of a parsed value's slots.
+
+    It takes time in proportion to the value. One that does not fit has the slot of a scalar.
+    """
+    width = _width(kind)
+    if pa.types.is_struct(kind):
+        return _struct_counter(kind, width)
+    if pa.types.is_list(kind):
+        element = _counter(kind.value_type)
+        return lambda value: width + sum(map(element, value)) if isinstance(value, list) else width
+    if pa.types.is_map(kind):
+        item = _counter(kind.item_type)
+        return lambda value: (
+            width + _SLOT * len(value) + sum(map(item, value.values()))
+            if isinstance(value, dict)
+            else width
+        )
+    return lambda _value: width
+
+
+def _struct_counter(kind: pa.StructType, width: int) -> Callable[[Any], int]:
+    # Absent fields are in the width, so that only those of the value are visited.
+    nested = {
+        field.name: (_counter(field.type), _width(field.type))
+        for field in kind
+        if pa.types.is_nested(field.type)
+    }
+
+    def count(value: Any) -> int:
+        if not isinstance(value, dict):
+            return width if value is None else _SLOT
+        found = width
+        for name, each in value.items() if nested else ():
+            if name in nested:
+                inner, known = nested[name]
+                found += inner(each) - known
+        return found
+
+    return count
