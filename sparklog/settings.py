@@ -35,7 +35,10 @@ from sparklog.security.scram import MECHANISMS, PLAIN
 
 FLUSH_LINGER_REMOTE_MS = 10
 _HEARTBEAT_SECONDS = 1.0
-_HEARTBEAT_REMOTE_SECONDS = 2.0
+_HEARTBEAT_REMOTE_SECONDS = 2.0, 3.0  # the least and the most, between them
+_HEARTBEAT_REMOTE_SHARE = 0.3  # of `dead_after_seconds`
+_HEARTBEAT_ALONE_SHARE = 0.4  # the same for a broker that no other one watches, but at most
+_HEARTBEAT_ALONE_MAX_SECONDS = 10.0
 _DEAD_AFTER_REMOTE_SECONDS = 10.0
 _PUTS_PER_SECOND = 20.0
 _WARN_DOLLARS_PER_MONTH = 500.0
@@ -284,17 +287,37 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def on(self, *, local: bool) -> LivenessSettings:
         """Replaces -1 with defaults, which are longer on a store that charges per request."""
-        heartbeat_seconds, dead_after_seconds = (
-            (_HEARTBEAT_SECONDS, limits.DEAD_AFTER_SECONDS)
-            if local
-            else (_HEARTBEAT_REMOTE_SECONDS, _DEAD_AFTER_REMOTE_SECONDS)
-        )
-        if self.heartbeat_seconds != _DEFAULT:
-            heartbeat_seconds = self.heartbeat_seconds
-        if self.dead_after_seconds != _DEFAULT:
-            dead_after_seconds = self.dead_after_seconds
+        dead_after_seconds = self.dead_after_seconds
+        if dead_after_seconds == _DEFAULT:
+            dead_after_seconds = limits.DEAD_AFTER_SECONDS if local else _DEAD_AFTER_REMOTE_SECONDS
+        heartbeat_seconds = self.heartbeat_seconds
+        if heartbeat_seconds == _DEFAULT:
+            heartbeat_seconds = _HEARTBEAT_SECONDS
+            if not local:
+                least, most = _HEARTBEAT_REMOTE_SECONDS
+                wanted = dead_after_seconds * _HEARTBEAT_REMOTE_SHARE
+                heartbeat_seconds = max(least, min(wanted, most))
         return msgspec.structs.replace(
             self, heartbeat_seconds=heartbeat_seconds, dead_after_seconds=dead_after_seconds
+        )
+
+    def alone_seconds_on(self, *, local: bool) -> float:
+        """Returns the interval of heartbeats while the broker is not watched by other members.
+
+        On an object store, where each costs a request, it is longer by default. A program that
+        starts to watch still sees two of them within `dead_after_seconds`.
+        """
+        liveness = self.on(local=local)
+        if local or self.heartbeat_seconds != _DEFAULT:
+            return liveness.heartbeat_seconds
+        wanted = liveness.dead_after_seconds * _HEARTBEAT_ALONE_SHARE
+        return max(min(wanted, _HEARTBEAT_ALONE_MAX_SECONDS), liveness.heartbeat_seconds)
+
+    @property
+    def sound_seconds(self) -> float:
+        """The age of a member's own last heartbeat at which it no longer judges other members."""
+        return max(
+            self.dead_after_seconds / 2, self.heartbeat_seconds + 0.3 * self.dead_after_seconds
         )
 
     @property

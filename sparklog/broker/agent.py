@@ -125,6 +125,7 @@ class Agent:
         )
         self._clock = clock or SystemClock()
         self._liveness = settings.liveness.on(local=self._store.is_local)
+        self._alone_seconds = settings.liveness.alone_seconds_on(local=self._store.is_local)
         self._is_member = settings.cluster.join and kind is BrokerKind.STANDING
         self._refused = RefusedWork(self._clock)
         self._access = AccessControl(
@@ -440,11 +441,10 @@ class Agent:
 
     def _join_cluster(self, given: Surroundings, parts: Parts, reconciler: Reconciler) -> None:
         """Starts to follow the metadata and to watch the other members."""
-        dead_after_seconds = self._liveness.dead_after_seconds
         cluster = self._cluster = cluster_parts(
             given,
             parts,
-            dead_after_seconds=dead_after_seconds,
+            liveness=self._liveness,
             histories=self._histories,
             ask=self._ask_member,
         )
@@ -462,7 +462,7 @@ class Agent:
             is_alone = len(parts.broker.members.up()) <= 1
             often_seconds = limits.WATCH_SECONDS if is_alone else _FOLLOW_SECONDS
             wanted = often_seconds if self._store.is_local else FOLLOW_REMOTE_SECONDS
-            longest = dead_after_seconds * PAUSE / 2
+            longest = self._liveness.dead_after_seconds * PAUSE / 2
             return min(wanted, longest, cluster.controller.seconds_to_death())
 
         self._loops.start(
@@ -580,10 +580,16 @@ class Agent:
             self._refused.note(Work.WRITES, str(error))
         self._access.note_if_stale()
 
+    def _heartbeat_seconds(self) -> float:
+        """Returns the time until the next heartbeat."""
+        parts = self._parts
+        is_alone = parts is not None and len(parts.broker.members.up()) <= 1
+        return self._alone_seconds if is_alone else self._liveness.heartbeat_seconds
+
     def _heartbeat_loop(self) -> None:
         liveness = self._liveness
         busy_at, calls = time.monotonic(), -1
-        while not self._stopping.wait(liveness.heartbeat_seconds):
+        while not self._stopping.wait(self._heartbeat_seconds()):
             try:
                 self._check_known_leadership()
                 self._heartbeats.write()

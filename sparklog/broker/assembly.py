@@ -45,7 +45,7 @@ from sparklog.broker.pools import Pools
 from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import RefusedWork
 from sparklog.clock import Clock
-from sparklog.settings import BrokerSettings
+from sparklog.settings import BrokerSettings, LivenessSettings
 from sparklog.storage import wal
 from sparklog.storage.metadata import identity
 from sparklog.storage.metadata.identity import Ask
@@ -423,13 +423,17 @@ def cluster_parts(
     given: Surroundings,
     parts: Parts,
     *,
-    dead_after_seconds: float,
+    liveness: LivenessSettings,
     histories: Histories,
     ask: Ask | None,
 ) -> ClusterParts:
-    """Returns the parts of a member. `ask`: sends requests to other brokers; None: not possible."""
+    """Returns the parts of a member.
+
+    `liveness`: as for this store. `ask`: sends requests to other brokers; None: not possible.
+    """
     clock, broker = given.clock, parts.broker
     store = counted(given.store, Purpose.METADATA)
+    dead_after_seconds = liveness.dead_after_seconds
     ask_readiness = functools.partial(readiness, store)
     controller = Controller(
         store,
@@ -439,7 +443,7 @@ def cluster_parts(
         dead_after_seconds=dead_after_seconds,
         readiness=ask_readiness,
         every_seconds=limits.WATCH_SECONDS if store.is_local else dead_after_seconds * _LOOK,
-        is_sound=lambda: given.heartbeats.newest.age_seconds(clock) < dead_after_seconds / 2,
+        is_sound=lambda: given.heartbeats.newest.age_seconds(clock) < liveness.sound_seconds,
         histories=histories,
         answers=(
             identity.writes(store, ask, timeout_seconds=_SILENT_ASK_SECONDS)

@@ -471,10 +471,30 @@ def test_liveness_costs_less_on_object_stores() -> None:
     settings = load_settings(None, {}, ROOT).liveness
     local, remote = settings.on(local=True), settings.on(local=False)
     assert (local.heartbeat_seconds, local.dead_after_seconds) == (1.0, 5.0)
-    assert (remote.heartbeat_seconds, remote.dead_after_seconds) == (2.0, 10.0)
+    assert (remote.heartbeat_seconds, remote.dead_after_seconds) == (3.0, 10.0)
     given = load_settings(None, {}, ROOT | {"liveness.heartbeat_seconds": 2.5}).liveness
     assert given.on(local=True).heartbeat_seconds == given.on(local=False).heartbeat_seconds == 2.5
     assert given.on(local=False).dead_after_seconds == 10.0
+    assert given.alone_seconds_on(local=False) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("dead_after", "watched", "alone"),
+    [(-1.0, 3.0, 4.0), (5.0, 2.0, 2.0), (8.0, 2.4, 3.2), (60.0, 3.0, 10.0)],
+)
+def test_heartbeats_on_an_object_store(dead_after: float, watched: float, alone: float) -> None:
+    """Promise: two intervals fit into the time after which a broker is dead, watched or alone.
+
+    A member judges others only while its own heartbeats are younger than that as well.
+    """
+    settings = LivenessSettings(dead_after_seconds=dead_after)
+    found = settings.on(local=False)
+    assert found.heartbeat_seconds == pytest.approx(watched)
+    assert settings.alone_seconds_on(local=False) == pytest.approx(alone)
+    assert 2 * alone <= found.dead_after_seconds
+    assert watched < found.sound_seconds < found.dead_after_seconds
+    assert watched < found.sight_seconds < found.dead_after_seconds
+    assert settings.alone_seconds_on(local=True) == 1.0
 
 
 def test_times_that_only_fit_an_object_store() -> None:
