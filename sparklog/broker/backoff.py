@@ -1,4 +1,4 @@
-"""Retries of work that fails for one topic, or in one thread, without stopping anything else."""
+"""When to repeat work: after a failure of one topic or thread, and while there is nothing to do."""
 
 from __future__ import annotations
 
@@ -73,6 +73,28 @@ class RetrySchedule:
         """Forgets all names but these."""
         for gone in self._failures.keys() - set(names):
             self._failures.pop(gone, None)  # a worker may have removed it concurrently
+
+
+class LookSchedule:
+    """When to look for changes again: the pause doubles while looks find none, up to a bound."""
+
+    def __init__(self) -> None:
+        self._pause_seconds = 0.0
+        self._looked_at = -float("inf")
+
+    def is_due(self, now: float, *, first_seconds: float) -> bool:
+        """Returns whether it is time for a look. `first_seconds`: the pause after a change."""
+        return now - self._looked_at >= max(self._pause_seconds, first_seconds)
+
+    def looked(self, now: float, *, found: bool, first_seconds: float, most_seconds: float) -> None:
+        """Records a look, and whether it has found a change."""
+        doubled = 2 * max(self._pause_seconds, first_seconds)
+        self._pause_seconds = first_seconds if found else min(doubled, most_seconds)
+        self._looked_at = now
+
+    def changed(self) -> None:
+        """Records a change: the next look is due after the first pause, counted from the last."""
+        self._pause_seconds = 0.0
 
 
 class FailureLog:

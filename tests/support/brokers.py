@@ -111,6 +111,7 @@ class RigOptions:
     confirm_after_seconds: float = 0.0
     log: WalKind = WalKind.OBJECTS
     is_member: bool = False
+    quiet_seconds: float = 0.0
     budget: PutBudget | None = None
 
 
@@ -213,6 +214,7 @@ class Rig:
             finish_deletion=self.broker.topics.finish_deletion,
             settle_doubts=self.broker.topics.settle_doubts,
             settle_config=self.broker.topics.config_changes.settle,
+            quiet_seconds=options.quiet_seconds,
             removed_files=removed_files,
         )
         self.broker.publishing.publish_now = self.publish
@@ -459,7 +461,7 @@ def rows_of(batches: Iterable[ReadBatch | None]) -> list[Row]:
 def rows_of_table(store: Store, clock: Clock, topic: str = "t", partition: int = 0) -> list[Row]:
     """Returns the rows in the topic's table alone, up to its `txn`."""
     snapshot = TopicTable(store, topic, clock=clock).refresh()
-    return _rows(store, plan_of_table(topic, snapshot, partition))
+    return rows_of_slices(store, plan_of_table(topic, snapshot, partition))
 
 
 def plan_of_table(topic: str, snapshot: TableSnapshot, partition: int) -> list[Slice]:
@@ -486,10 +488,11 @@ def rows_followed(
     snapshot = follower.refresh([topic])[topic]
     end = follower.ends(snapshot)[partition]
     slices = follower.plan(topic, snapshot, partition, snapshot.starts[partition], end)
-    return _rows(store, slices)
+    return rows_of_slices(store, slices)
 
 
-def _rows(store: Store, slices: Iterable[Slice]) -> list[Row]:
+def rows_of_slices(store: Store, slices: Iterable[Slice]) -> list[Row]:
+    """Returns the rows of planned slices."""
     found: list[Row] = []
     for piece in slices:
         for batch in read_slice(store, piece, columns=["offset", "value"]):

@@ -17,6 +17,7 @@ from sparklog import limits
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats.flight_messages import AddPartitions, AlterTopic, DeleteRecords
 from sparklog.storage.follow import RootFollower
+from sparklog.storage.maintenance import file_compaction, restoring
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import (
     DelayedStore,
@@ -147,6 +148,29 @@ def test_a_table_through_another_view(store: DelayedStore, clock: ManualClock) -
     rig.publish()
     assert other.snapshot is table.snapshot
     assert table.through(store) is table
+
+
+def test_a_merge(store: DelayedStore, clock: ManualClock) -> None:
+    """A merge reads each small file with one request, puts one, commits it, and looks at it."""
+    rig = Rig(store, clock)
+    rig.create("t")
+    for _ in range(16):
+        fill(rig, 1, 1)
+        rig.publish()
+    table = rig.led_partitions.topic("t").table
+    with costs(store, get_range=16, put_new=2, stat=2):
+        file_compaction.compact(table, file_compaction.choose(table.snapshot))
+    assert len(table.snapshot.files[0]) == 1
+
+
+def test_files_are_looked_at_one_by_one_or_listed(store: DelayedStore) -> None:
+    """A listing costs as much as 12 looks, so files are looked at while that is cheaper."""
+    for partitions in (1, 4):
+        paths = [f"topics/t/partition={n % partitions}/{n}" for n in range(12 * partitions)]
+        with costs(store, stat=12 * partitions):
+            restoring.torn(store, dict.fromkeys(paths, 1))
+        with costs(store, list_after=partitions):
+            restoring.torn(store, dict.fromkeys([*paths, f"{paths[0]}-more"], 1))
 
 
 # ------------------------------------------------------------------------------ starting

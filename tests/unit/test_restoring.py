@@ -176,7 +176,15 @@ def test_what_was_replaced_goes_by_the_time_of_its_commit(
 def test_a_file_is_looked_at_until_its_grace_is_over(
     table: TopicTable, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sweep looks at young files, and the first one after their grace for the last time."""
+    """Each sweep looks at young files, and the first one after their grace for the last time.
+
+    On an object store only at those that have replaced others: the log still has the rows of the
+    rest when they are confirmed.
+    """
+    assert merge(table) is not None
+    for _ in range(2):
+        publish_rows(table, 0, ROWS)
+    due = 3 if table.store.is_local else 1
     looks: list[int] = []
 
     def look(store: MemoryStore, sizes: dict[str, int]) -> set[str]:
@@ -189,7 +197,8 @@ def test_a_file_is_looked_at_until_its_grace_is_over(
     for seconds in (0.0, grace / 2, grace, 0.0, grace):
         clock.advance(seconds)
         maintenance.sweep_replaced(table)
-    assert looks == [3, 3, 3, 0, 0]
+        assert table.may_be_swept() == (len(looks) < 3)
+    assert looks == [due, due, due, 0, 0]
 
 
 def test_what_is_not_there_is_not_put_back(table: TopicTable, clock: ManualClock) -> None:

@@ -8,6 +8,8 @@ checkpoint.
 
 A tick visits a bounded number of topics: those with several new commits, and some of the others in
 rotation, so that each is visited within a minute. It has a time limit, and the next tick continues.
+A visit looks for commits of others. On an object store each look costs requests, so the looks at a
+table become rarer while they find nothing. The broker's own commits are known without a look.
 Removing superseded records, and sorting the files of another engine, can take a long time, and run
 alongside everything else.
 
@@ -34,7 +36,7 @@ import crc32c
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker.backoff import FailureLog, RetrySchedule
+from sparklog.broker.backoff import FailureLog, LookSchedule, RetrySchedule
 from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.spark_batches import memory_seconds
@@ -71,6 +73,9 @@ BUSY_AFTER_TAKEOVER_SECONDS = 10.0
 _FILES_BEFORE_PATIENCE_ENDS = 2_000
 COMPACT_SETTLED_SECONDS = 3600.0
 SWEEP_EVERY_SECONDS = 300.0
+LOOK_FIRST = 3  # times `quiet_seconds`: a minute from a commit to the first look for others',
+LOOK_MOST = 180  # and up to an hour between two looks at a table that does not change,
+LOOK_MOST_EXPIRING = 15  # or 5 minutes if others may move its log start, or let us move it
 SETTLE_EVERY_SECONDS = 60.0
 UPKEEP_RETRY_SECONDS = 30.0
 UPKEEP_RETRY_MAX_SECONDS = 600.0  # between attempts after repeated failures
@@ -89,6 +94,13 @@ class _TopicMaintenance:
     table: TopicTable
     backoff: RetrySchedule
     due: dict[str, float] = field(default_factory=dict)
+    looks: LookSchedule = field(default_factory=LookSchedule)
+    """Looks for commits of others."""
+    looked_version: int = -1
+    """The version of the table that the last look found."""
+    swept: LookSchedule = field(default_factory=LookSchedule)
+    """Searches for orphans, which list all files of the table."""
+    swept_version: int = -1
     merged: TableSnapshot | None = None
     """The last snapshot that was fully searched for files to merge or sort."""
     seen_keys_version: int = -1
@@ -135,10 +147,10 @@ class Janitor:
         topic. `workers` remove superseded records; without
         them the caller of `tick` does. `owns`: whether this broker maintains a topic's table;
         `is_controller`: whether it maintains the rest of the root. It does no harm if several
-        brokers do, or none for a while. `quiet_seconds`: the pause between visits to a table to
-        which this broker has committed nothing, because each visit costs requests. `removed_files`:
-        how long they stay in this broker's tables; while it `is_short_of_space`, only for their
-        grace period.
+        brokers do, or none for a while. `quiet_seconds`: the pause between two visits to a table to
+        which this broker has committed nothing, where requests cost money; otherwise 0.
+        `removed_files`: how long they stay in this broker's tables; while it `is_short_of_space`,
+        only for their grace period.
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock, notes_topics=True)
@@ -177,7 +189,7 @@ class Janitor:
         self._staging_due = self._first_sweep(manifest.FOLDER)
         self._staging = StagingSweep(
             store,
-            topics=lambda: manifest.destinations(self._meta.reload().topics),
+            topics=lambda: manifest.destinations(self._meta.refresh().topics),
             is_published=self._is_published,
             abandoned_seconds=settings.staging_abandoned_seconds,
             clock=clock,
@@ -251,9 +263,9 @@ class Janitor:
                 return  # it works on the same files
             state.compacting = None
         now = self._clock.monotonic()
-        if not state.commits and now < state.due.get("look", 0.0):
+        if not state.commits and now < state.due.get("visit", 0.0):
             return
-        state.due["look"] = now + self._quiet_seconds
+        state.due["visit"] = now + self._quiet_seconds
         state.commits = 0
         if not self._owns(topic):
             if not topic.partitions:
@@ -293,6 +305,31 @@ class Janitor:
         elif reason is None and state.deletions_refused:
             _log.info("deletions are accepted again", topic=topic.name)
         state.deletions_refused = reason is not None
+
+    def _look(self, state: _TopicMaintenance) -> TableSnapshot:
+        """Returns the table, after a look for commits of others, if one is due.
+
+        A view that has advanced was the newest at that moment, by a commit or a read: that counts
+        as a look. Raises what `TopicTable.refresh` raises.
+        """
+        table, now, quiet_seconds = state.table, self._clock.monotonic(), self._quiet_seconds
+        if not quiet_seconds:
+            return table.refresh()
+        first_seconds = quiet_seconds * LOOK_FIRST
+        snapshot, known = table.snapshot, state.looked_version
+        if snapshot.version == known:
+            if not state.looks.is_due(now, first_seconds=first_seconds):
+                return snapshot
+            snapshot = table.refresh()
+        may_wait = not (snapshot.append_only or retention.removes_records(snapshot.config))
+        state.looks.looked(
+            now,
+            found=snapshot.version != known,
+            first_seconds=first_seconds,
+            most_seconds=quiet_seconds * (LOOK_MOST if may_wait else LOOK_MOST_EXPIRING),
+        )
+        state.looked_version = snapshot.version
+        return snapshot
 
     def _compact_beside(
         self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
@@ -420,13 +457,12 @@ class Janitor:
 
         Makes the owner's commits durable, so that a takeover need not sync a whole day's commits.
         """
-        state.table.refresh()
+        self._look(state)
         state.table.sync()
         self._update_starts(state.table)
 
     def _compact_keys(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
-        table = state.table
-        snapshot = table.refresh()
+        table, snapshot = state.table, self._look(state)
         now = self._clock.monotonic()
         is_settling = now >= state.due.get("settle keys", 0.0)
         if (snapshot.version == state.seen_keys_version and not is_settling) or not self._has_time(
@@ -453,13 +489,37 @@ class Janitor:
         table, now = state.table, self._clock.monotonic()
         is_due, is_short = now >= state.due.get("sweep", 0.0), self._is_short_of_space()
         is_full = is_short and bool(table.expired(is_retained=False))
-        if not (is_due or is_full) or table.refresh().topic_id is None:
+        if not (is_due or is_full) or self._look(state).topic_id is None:
             return
         if is_due:
             state.due["sweep"] = now + SWEEP_EVERY_SECONDS
-        sweeping.sweep_replaced(table, is_retained=not is_short)
+        if not self._quiet_seconds or table.may_be_swept(is_retained=not is_short):
+            sweeping.sweep_replaced(table, is_retained=not is_short)
         if is_due:
-            sweeping.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
+            self._sweep_orphans(state)
+
+    def _sweep_orphans(self, state: _TopicMaintenance) -> None:
+        """Removes orphans, if a search is due.
+
+        Where a listing costs a request, the searches become rarer while the table does not change.
+        """
+        table, now = state.table, self._clock.monotonic()
+        grace_seconds, first_seconds = self._settings.orphan_grace_seconds, 0.0
+        if self._quiet_seconds:  # none is removed before that age anyway
+            first_seconds = grace_seconds
+        if table.snapshot.version != state.swept_version:
+            state.swept.changed()
+        if not state.swept.is_due(now, first_seconds=first_seconds):
+            return
+        count = sweeping.sweep_orphans(table, grace_seconds=grace_seconds)
+        version = table.snapshot.version
+        state.swept.looked(
+            now,
+            found=count > 0 or version != state.swept_version,
+            first_seconds=first_seconds,
+            most_seconds=max(first_seconds, self._settings.removed_file_kept_seconds),
+        )
+        state.swept_version = version
 
     def _find_columns(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()
@@ -472,7 +532,7 @@ class Janitor:
 
     def _retain(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()
-        if now < state.due.get("retention", 0.0) or table.refresh().topic_id is None:
+        if now < state.due.get("retention", 0.0) or self._look(state).topic_id is None:
             return
         state.due["retention"] = now + RETENTION_EVERY_SECONDS
         self._settle_config(table.topic)
@@ -483,8 +543,7 @@ class Janitor:
     def _checkpoint_and_merge(
         self, state: _TopicMaintenance, should_stop: Callable[[], bool]
     ) -> None:
-        table = state.table
-        snapshot = table.refresh()
+        table, snapshot = state.table, self._look(state)
         topic_id = snapshot.topic_id
         if topic_id is None:
             return
@@ -578,7 +637,7 @@ class Janitor:
     def _sweep_deleted(self, should_stop: Callable[[], bool]) -> None:
         try:
             found = set(self._store.folders("topics"))
-            live = self._meta.reload().topics.keys()  # other brokers lead some of them
+            live = self._meta.refresh().topics.keys()  # other brokers lead some of them
             again = self._meta.take_noted()
             if again is None:  # any of them may have been created, and deleted again
                 again = self._cleared | self._emptied
@@ -648,7 +707,7 @@ class Janitor:
         batch is still waiting for its table. Writes without a batch number are forgotten after a
         time, and can no longer be committed by then.
         """
-        topics = self._meta.reload().topics
+        topics = self._meta.refresh().topics
         batch_id = batch.batch_id
         if receipt is not None:
             is_over = self._has_received(topics, receipt)

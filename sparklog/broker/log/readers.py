@@ -9,6 +9,7 @@ in the WAL.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -33,6 +34,8 @@ from sparklog.storage.reading.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slice, TableSnapshot
 
 _PLAN_ATTEMPTS: Final = 5
+_TABLE_AGE_SECONDS: Final = 60.0
+"""On an object store, the age of a look at a table from which on a read looks for newer commits."""
 
 _Found = TypeVar("_Found")
 
@@ -66,6 +69,8 @@ class LogReader:
         self._store = store
         self._led_partitions = led_partitions
         self._hot = hot
+        # On a local root the janitor looks as often as that.
+        self._table_age_seconds = math.inf if store.is_local else _TABLE_AGE_SECONDS
         self._decoding = DecodeMemory(limits.DECODE_BYTES)
 
     def budget(self) -> Budget:
@@ -328,16 +333,18 @@ class LogReader:
         return pieces, until
 
     def _snapshot(self, topic: Topic, number: int, published: int) -> TableSnapshot:
-        """Returns the newest version of the table that has the published records of a partition.
+        """Returns a version of the table that has the published records of a partition.
 
-        Raises `ForeignTable` or `CorruptObject` if no known version has them.
+        It is the last known one, unless that is old or lacks some of them. Raises `ForeignTable` or
+        `CorruptObject` if no known version has them.
         """
         snapshot = topic.table.snapshot
-        failure: errors.Corrupt | None = None
-        if not _reaches(snapshot, topic, number, published):
+        failure: errors.SparklogError | None = None
+        is_old = topic.table.look_age_seconds > self._table_age_seconds
+        if is_old or not _reaches(snapshot, topic, number, published):
             try:
                 snapshot = topic.table.refresh()
-            except errors.Corrupt as error:
+            except (errors.Corrupt, errors.Retriable) as error:
                 failure = error
         if self._is_gone(topic):
             raise errors.UnknownTopic(topic=topic.name)

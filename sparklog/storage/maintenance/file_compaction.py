@@ -43,7 +43,7 @@ from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel, put_together
 from sparklog.storage.reading import sorting
 from sparklog.storage.reading.decode_bounds import light_rows
-from sparklog.storage.reading.read import open_parquet
+from sparklog.storage.reading.read import open_data_file, open_parquet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import data_file
 from sparklog.storage.table.changes import TableChange
@@ -52,6 +52,7 @@ from sparklog.storage.table.topic_table import TopicTable
 
 COMPACT_GROUPS_TOGETHER = 64  # groups of files merged by one commit,
 COMPACT_TOGETHER_BYTES = 8 * limits.MIB  # of files in all these groups together
+WHOLE_FILE_BYTES = 16 * limits.MIB  # of a file that is read with one request if each is billed
 FILES_BEFORE_SPANS_END = 200  # in a partition; beyond that, records may outlast retention by more
 SORT_FILES_BYTES = 16 * limits.GIB  # of another engine's files that the janitor sorts together
 FOREIGN_GROUP_BYTES = 256 * limits.MIB  # of another engine's row group; larger ones are split
@@ -412,7 +413,8 @@ def read_rows(
     `CorruptObject` if the file differs from the log, or has offsets at or beyond `end`.
     """
     try:
-        with store.open(path) as source:
+        whole_bytes = limits.SMALL_FILE_BYTES if store.is_local else WHOLE_FILE_BYTES
+        with open_data_file(store, path, file, whole_bytes=whole_bytes) as source:
             parquet = open_parquet(source, is_local=store.is_local, pre_buffer=False)
             offsets = _offsets(parquet, path)
             is_sorted = _rises(offsets)

@@ -620,14 +620,24 @@ class _Files:
         return parquet
 
     def _source(self, path: str, file: TableFile) -> pa.NativeFile:
-        """Returns the bytes of a file; a small one is read with one request."""
-        if file.size_bytes < limits.SMALL_FILE_BYTES:
-            data = self._ahead.get(path)
-            if data is None:
-                data = _first_bytes(self._store, path)
-            if data.size < limits.SMALL_FILE_BYTES:  # it is as small as the table's log says
-                return pa.BufferReader(data)
-        return self._store.open(path)
+        data = self._ahead.get(path)
+        if data is not None and data.size < limits.SMALL_FILE_BYTES:
+            return pa.BufferReader(data)
+        return open_data_file(self._store, path, file)
+
+
+def open_data_file(
+    store: Store, path: str, file: TableFile, *, whole_bytes: int = limits.SMALL_FILE_BYTES
+) -> pa.NativeFile:
+    """Opens a data file for random access; one below `whole_bytes` is read with one request.
+
+    Raises `ObjectMissing`, and the store's errors.
+    """
+    if file.size_bytes < whole_bytes:
+        data = store.get_range(path, 0, whole_bytes)
+        if data.size < whole_bytes:  # it is as small as the table's log says
+            return pa.BufferReader(data)
+    return store.open(path)
 
 
 def open_parquet(

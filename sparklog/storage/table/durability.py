@@ -70,6 +70,9 @@ class ReadBacks:
         self._noted: dict[int, tuple[int, float]] = {}
         """By version: the CRC32C, and the monotonic time at which the commit was put or read."""
 
+    def __bool__(self) -> bool:
+        return bool(self._noted)
+
     def note(self, version: int, data: pa.Buffer | bytes, now: float) -> None:
         if self._may_differ:
             self._noted[version] = crc32c.crc32c(data), now

@@ -42,6 +42,7 @@ from sparklog.storage.table.encoding import PreparedCommit, check, encode
 from sparklog.storage.table.log_reader import LogReader
 from sparklog.storage.table.names import (
     begun_app_id,
+    is_our_file,
     key_app_id,
     preparation_of,
     query_app_id,
@@ -105,6 +106,8 @@ class TopicTable:
         """The monotonic time of the first check of each active file; None: no further checks."""
         self._snapshot = NO_TABLE
         self._checkpoint_version = -1
+        self._refresh_began = -float("inf")
+        """When the last `refresh` began, in monotonic seconds."""
         self._lock = threading.RLock()
 
     def through(self, store: Store) -> TopicTable:
@@ -123,6 +126,11 @@ class TopicTable:
     def checkpoint_version(self) -> int:
         """The newest checkpoint that was loaded or written; -1 if there was none."""
         return self._checkpoint_version
+
+    @property
+    def look_age_seconds(self) -> float:
+        """The time since the last `refresh` began, whether or not it succeeded."""
+        return self.clock.monotonic() - self._refresh_began
 
     def bounds(self, topic_id: str, partitions: int) -> TableSnapshot | None:
         """Returns starts and ends of the partitions, without files, even for an unsupported table.
@@ -170,6 +178,7 @@ class TopicTable:
         later versions need.
         """
         with self._lock:
+            self._refresh_began = self.clock.monotonic()
             try:
                 self._advance()
             except errors.CorruptObject:
@@ -248,14 +257,16 @@ class TopicTable:
 
         Another engine may have started to remove files before the table named them, and may take a
         while. So every call checks each file, until the grace period of removed files has passed
-        since its first check. `torn` returns the paths that do not exist, or are shorter than the
-        log says.
+        since its first check. On an object store, where a check costs a request, that does not
+        include files of records that a broker has published: it checks them itself before the
+        write-ahead log drops the records, and no removed file contains them. `torn` returns the
+        paths that do not exist, or are shorter than the log says.
         """
         with self._lock:
             active, now = self._replay.active, self.clock.monotonic()
             for path in [path for path in self._looked_at if path not in active]:
                 del self._looked_at[path]
-            due = sorted(path for path in active if self._looked_at.get(path, now) is not None)
+            due = self._unchecked()
             sizes = {f"{self.folder}/{path}": active[path].size for path in due}
         missing = set(torn(sizes))
         with self._lock:
@@ -268,6 +279,27 @@ class TopicTable:
                 is_over = now - began >= self.removed_file_grace_seconds
                 self._looked_at[path] = None if is_over and path not in lost else began
             return lost
+
+    def may_be_swept(self, *, is_retained: bool = True) -> bool:
+        """Returns whether a sweep of replaced files would have anything to check or to delete.
+
+        That is a file or a commit that has not been checked for long enough, or a removed file that
+        no longer needs to be retained (see `expired`).
+        """
+        with self._lock:
+            if self._read_backs or self._unchecked():
+                return True
+        return bool(self.expired(is_retained=is_retained))
+
+    def _unchecked(self) -> list[str]:
+        """Returns the paths of the files that `lost_files` checks next, sorted."""
+        is_local, looked_at = self.store.is_local, self._looked_at
+        return sorted(
+            path
+            for path, add in self._replay.active.items()
+            if looked_at.get(path, 0.0) is not None
+            and (is_local or not (add.data_change and is_our_file(path)))
+        )
 
     def _observe(self) -> TableSnapshot:
         if self._snapshot.version != self._replay.version:
