@@ -8,7 +8,7 @@ steps as in Spark's source. All others are rejected with `RootReadOnly`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,9 +19,10 @@ from sparklog.client.connection import Channel
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
-from sparklog.storage.follow import RootFollower
+from sparklog.storage.follow import TABLE_AGE_SECONDS, RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.reading.read import first_since, neighbours, read_slice, read_slices
+from sparklog.storage.reading.shared_reads import SharedReads
 from sparklog.storage.snapshot import ReadSource, Slice, TableSnapshot
 from sparklog.storage.table.names import table_folder
 from sparklog.version import VERSION
@@ -43,6 +44,7 @@ class RootChannel(Channel):
         self._store = store
         self._clock = clock
         self._reason = reason
+        self._table_age_seconds = 0.0 if store.is_local else TABLE_AGE_SECONDS
         self._lock = threading.Lock()
         self._follower = RootFollower(store, clock=clock)
         self._answers: dict[str, Callable[[Any], msgspec.Struct]] = {
@@ -153,16 +155,27 @@ class RootChannel(Channel):
             _check_id(snapshot, place)
             return self._follower.plan(place.topic, snapshot, place.partition, start, end)
 
-    def _ends(self, places: Iterable[_Place]) -> list[int]:
-        """Returns the high watermark of each place."""
-        places = list(places)
+    def _plans(self, places: Sequence[_Place], offsets: Sequence[int]) -> list[_Plan]:
+        """Plans the next batch of each place from an offset on, all on one state of the root."""
+        plans = []
         with self._lock:
-            snapshots = self._refresh({each.topic for each in places})
+            snapshots = self._follower.refresh(
+                {each.topic for each in places}, table_age_seconds=self._table_age_seconds
+            )
             ends = {name: self._follower.ends(each) for name, each in snapshots.items()}
-        for each in places:
-            _check_id(snapshots[each.topic], each)
-            _check_partition(snapshots[each.topic], each.topic, each.partition)
-        return [ends[each.topic][each.partition] for each in places]
+            for place, offset in zip(places, offsets, strict=True):
+                snapshot = snapshots[place.topic]
+                _check_id(snapshot, place)
+                _check_partition(snapshot, place.topic, place.partition)
+                end = ends[place.topic][place.partition]
+                until = min(end, offset + limits.SCAN_BATCH_ROWS)
+                slices = []
+                if offset != end:  # raises if it is beyond
+                    slices = self._follower.plan(
+                        place.topic, snapshot, place.partition, offset, until
+                    )
+                plans.append(_Plan(end, until, slices))
+        return plans
 
     # -------------------------------------------------------------------------- records
 
@@ -186,13 +199,27 @@ class RootChannel(Channel):
                 if attempts == limits.REPLAN_ATTEMPTS:
                     raise _gone(missing.path) from None
 
-    def _batches(self, slices: list[Slice], columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    def _planned_rows(
+        self, place: _Place, start: int, plan: _Plan, columns: list[str] | None, shared: SharedReads
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a plan, in order, and of a new one if an object is gone."""
+        try:
+            for batch in self._batches(plan.slices, columns, shared):
+                if batch.num_rows:
+                    yield batch
+                    start = batch.column("offset")[-1].as_py() + 1
+        except ObjectMissing:
+            yield from self._rows(place, start, plan.until, columns)
+
+    def _batches(
+        self, slices: list[Slice], columns: list[str] | None, shared: SharedReads | None = None
+    ) -> Iterator[pa.RecordBatch]:
         for run in neighbours(slices, limits.SCAN_BATCH_ROWS, with_gaps=False):
             if run[0].source is ReadSource.FILES:
                 yield from read_slices(self._store, run, columns=columns)
             else:
                 for piece in run:
-                    yield from read_slice(self._store, piece, columns=columns)
+                    yield from read_slice(self._store, piece, columns=columns, shared=shared)
 
     def _tail(
         self, request: flight_messages.TailRequest, cancelled: threading.Event
@@ -207,26 +234,36 @@ class RootChannel(Channel):
         )
         offsets = [each.offset for each in request.positions]
         while not cancelled.is_set():
-            ends = self._ends(request.positions)
-            for number, end in enumerate(ends):
+            plans = self._plans(request.positions, offsets)
+            entries = (piece.entry for plan in plans for piece in plan.slices)
+            shared = SharedReads(self._store, (each for each in entries if each is not None))
+            for number, plan in enumerate(plans):
                 place, offset = request.positions[number], offsets[number]
-                if offset > end:
-                    self._slices(place, offset, end)  # raises
-                until = min(end, offset + limits.SCAN_BATCH_ROWS)
-                for batch in self._rows(place, offset, until, request.columns):
+                rows = self._planned_rows(place, offset, plan, request.columns, shared)
+                for batch in rows:
                     last = batch.column("offset")[-1].as_py() + 1
-                    yield _Chunk(batch, _header(place, offset, last, end))
+                    yield _Chunk(batch, _header(place, offset, last, plan.end))
                     offset = last
-                if offset < until:  # a gap in the offsets follows the last record
-                    yield _Chunk(nothing, _header(place, offset, until, end))
-                offsets[number] = max(offset, until)
-            if offsets == ends:
+                if offset < plan.until:  # a gap in the offsets follows the last record
+                    yield _Chunk(nothing, _header(place, offset, plan.until, plan.end))
+                offsets[number] = max(offset, plan.until)
+            if offsets == [plan.end for plan in plans]:
                 yield _Chunk(nothing, _IDLE)
                 cancelled.wait(pause_seconds)
 
 
 _Place = flight_messages.ReadTicket | flight_messages.TailPosition
 """A partition of a topic, and the topic's id if it is known."""
+
+
+class _Plan(NamedTuple):
+    """The next records of a place."""
+
+    end: int
+    """The high watermark."""
+    until: int
+    """The end of the slices."""
+    slices: list[Slice]
 
 
 class _Chunk(NamedTuple):

@@ -24,6 +24,7 @@ from sparklog.sources.views import LogView, RootView
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.reading import read as storage_read
+from sparklog.storage.reading.shared_reads import SharedReads
 from sparklog.storage.snapshot import Located, ReadSource, Slice
 
 _GONE = (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged, errors.UnknownTopic)
@@ -74,8 +75,11 @@ def read_slices(
 
     Raises `TopicGone` and `DataLoss` for lost records, and store and broker errors.
     """
+    shared = _shared_reads(location, slices)
     for run in _runs(slices):
-        yield from _read_run(location, run, columns, fail_on_data_loss, limits.REPLAN_ATTEMPTS)
+        yield from _read_run(
+            location, run, columns, fail_on_data_loss, limits.REPLAN_ATTEMPTS, shared
+        )
 
 
 def _read_run(
@@ -84,11 +88,12 @@ def _read_run(
     columns: list[str],
     fail_on_data_loss: bool,
     attempts: int,
+    shared: SharedReads | None,
 ) -> Rows:
     """Yields the rows of consecutive slices, replanning if an object is gone."""
     at = run[0].first
     try:
-        for batch in _batches(location, run, columns):
+        for batch in _batches(location, run, columns, shared):
             if batch.num_rows:
                 yield run[0], batch
                 at = batch.column("offset")[-1].as_py() + 1
@@ -101,8 +106,15 @@ def _read_run(
     left = _planner(location, run[0].topic, fail_on_data_loss)
     left.refresh(from_scratch=True)
     again = left.range(run[0].topic, run[0].topic_id, run[0].partition, at, run[-1].end)
+    shared = _shared_reads(location, again)
     for each in _runs(again):
-        yield from _read_run(location, each, columns, fail_on_data_loss, attempts - 1)
+        yield from _read_run(location, each, columns, fail_on_data_loss, attempts - 1, shared)
+
+
+def _shared_reads(location: LogLocation, slices: Iterable[Slice]) -> SharedReads | None:
+    """Returns the reads of all entries of the log in the slices; None if there are none."""
+    entries = [each.entry for each in slices if each.entry is not None]
+    return SharedReads(_store(location), entries) if entries else None
 
 
 def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
@@ -111,14 +123,15 @@ def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
 
 
 def _batches(
-    location: LogLocation, run: Sequence[Slice], columns: list[str]
+    location: LogLocation, run: Sequence[Slice], columns: list[str], shared: SharedReads | None
 ) -> Iterator[pa.RecordBatch]:
     if run[0].source is ReadSource.BROKER:
         from sparklog.sources import brokers
 
         return brokers.read(location, run[0], columns)
     if run[0].source is ReadSource.WAL:
-        return iter(_read_entries(_store(location), run))
+        assert shared is not None
+        return iter(_read_entries(_store(location), run, shared))
     if len(run) > 1:
         return storage_read.read_slices(_store(location), run, columns=columns)
     return storage_read.read_slice(_store(location), run[0], columns=columns, wants_all=True)
@@ -127,10 +140,10 @@ def _batches(
 # ------------------------------------------------------------------------------ entries of the log
 
 
-def _read_entries(store: Store, run: Sequence[Slice]) -> list[pa.RecordBatch]:
+def _read_entries(store: Store, run: Sequence[Slice], shared: SharedReads) -> list[pa.RecordBatch]:
     """Returns consecutive entries, joined into as few batches as their columns allow."""
     located = [piece.entry for piece in run if piece.entry is not None]
-    read = functools.partial(_read_entry, store)
+    read = functools.partial(_read_entry, shared)
     one_by_one = store.is_local or len(located) == 1
     payloads = map(read, located) if one_by_one else _threads().map(read, located)
     parts = []
@@ -141,8 +154,8 @@ def _read_entries(store: Store, run: Sequence[Slice]) -> list[pa.RecordBatch]:
     return rows_of_run(parts, partition=run[0].partition)
 
 
-def _read_entry(store: Store, located: Located) -> pa.RecordBatch:
-    return wal.decode_payload(located.entry, wal.read_payload(store, located))
+def _read_entry(shared: SharedReads, located: Located) -> pa.RecordBatch:
+    return wal.decode_payload(located.entry, shared.payload(located))
 
 
 # ------------------------------------------------------------------------------ one worker process

@@ -15,7 +15,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.formats.values.columns import Plan
-from sparklog.storage.follow import RootFollower
+from sparklog.storage.follow import TABLE_AGE_SECONDS, RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.reading.read import first_since, read_slice, row_groups
 from sparklog.storage.snapshot import GapCause, RowGroup, Slice, TableSnapshot
@@ -95,6 +95,7 @@ class RootView:
         self._follower: RootFollower | None = None
         self._snapshots: Mapping[str, TableSnapshot] = {}
         self.poll_interval_seconds = 0.0 if store.is_local else limits.POLL_INTERVAL_REMOTE_SECONDS
+        self._table_age_seconds = 0.0 if store.is_local else TABLE_AGE_SECONDS
 
     def names(self) -> Collection[str]:
         return RootFollower(self._store, clock=self._clock).metadata.topics
@@ -105,7 +106,7 @@ class RootView:
             follower = RootFollower(self._store, clock=self._clock)
         while True:
             names = choose(follower.metadata.topics)
-            snapshots = follower.refresh(names)
+            snapshots = follower.refresh(names, table_age_seconds=self._table_age_seconds)
             if choose(follower.metadata.topics) == names:
                 break
         self._follower, self._snapshots = follower, snapshots

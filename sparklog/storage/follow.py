@@ -4,12 +4,17 @@ This is how a reader without a broker sees the log up to the last acked record. 
 WALs before the tables, so that records that are published and trimmed in between are found in the
 table: together, WALs and tables contain every record that was durable when the refresh began.
 
+That is also true of a table that was read earlier, as long as no flush since then has been missed:
+the entries that it lacks are still known, because they are dropped only once a table has them. On
+an object store, a reader that follows many topics need not read all tables in each refresh.
+
 A `RootFollower` is confined to one thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
 
 from sparklog import errors, limits
 from sparklog.clock import NEVER, Clock, Moment
@@ -23,6 +28,19 @@ from sparklog.storage.snapshot import EntryKind, Located, Slice, TableSnapshot
 from sparklog.storage.table.topic_table import TopicTable
 
 _ATTEMPTS = 3
+TABLE_AGE_SECONDS: Final = limits.TRIM_GRACE_SECONDS / 2
+"""The age up to which a table need not be read again, for readers that accept that. An entry that
+it lacks was not published then, so its bytes still exist for a while."""
+_QUIET_TABLE_AGE_SECONDS: Final = 60.0
+"""The age at which a table is read again that lacks no entry: only other engines and retention
+change it."""
+
+
+_Reach: TypeAlias = frozenset[tuple[tuple[int, int], int]]
+"""The checkpoint that each open epoch was last read from: its sequence, or -1. As long as it stays
+the same, no flush was missed: a reader skips some only by continuing from a newer checkpoint, and
+none that follow a checkpoint are removed before there is a newer one.
+"""
 
 
 class RootFollower:
@@ -43,6 +61,10 @@ class RootFollower:
         self._joined: dict[tuple[str, int], tuple[int, int]] = {}
         """For each tail, the number of entries and the offset from which it was joined."""
         self._listed = NEVER
+        self._reach: _Reach = frozenset()
+        """The reach of the last refresh in the logs."""
+        self._read_at: dict[str, _Reach] = {}
+        """By topic: `_reach` when its table was read."""
 
     # -------------------------------------------------------------------------- refreshing
 
@@ -50,8 +72,13 @@ class RootFollower:
     def metadata(self) -> ClusterMetadata:
         return self._meta.current
 
-    def refresh(self, topics: Iterable[str]) -> Mapping[str, TableSnapshot]:
+    def refresh(
+        self, topics: Iterable[str], *, table_age_seconds: float = 0.0
+    ) -> Mapping[str, TableSnapshot]:
         """Reads new state, and returns the tables of `topics`.
+
+        `table_age_seconds`: the age up to which a table need not be read again. It may then lack
+        records that have since been published, which the log has, and changes by other engines.
 
         Raises `UnknownTopic`, `CorruptObject`, `ForeignTable`, `StorageUnavailable`.
         """
@@ -64,7 +91,7 @@ class RootFollower:
             began = Moment.now(self._clock)
             try:
                 self._read_wals(names)
-                snapshots = self._read_tables(names)
+                snapshots = self._read_tables(names, table_age_seconds if not attempts else 0.0)
             except (errors.MissingObject, errors.UnknownTopic) as error:
                 failure = error
             else:
@@ -115,27 +142,46 @@ class RootFollower:
                     self._add(located)
         if relist:  # only after all folders are listed
             self._listed = began
+        used = ((key, each.checkpoint) for key, each in self._epochs.items())
+        self._reach = frozenset((key, -1 if each is None else each.sequence) for key, each in used)
 
     def _add(self, located: Located) -> None:
         entry = located.entry
         if entry.topic_id in self._followed and entry.kind in (EntryKind.RECORDS, EntryKind.STAGED):
             self._entries.setdefault((entry.topic_id, entry.partition), []).append(located)
 
-    def _read_tables(self, names: Iterable[str]) -> Mapping[str, TableSnapshot]:
-        found = in_parallel(self._store, lambda name: (name, self._table(name)), names)
-        return dict(found)
+    def _read_tables(self, names: Iterable[str], age_seconds: float) -> Mapping[str, TableSnapshot]:
+        names = list(names)
+        due = [name for name in names if self._is_table_due(name, age_seconds)]
+        in_parallel(self._store, self._read_table, due)
+        return {name: self._tables[name].snapshot for name in names}
 
-    def _table(self, topic: str) -> TableSnapshot:
+    def _is_table_due(self, topic: str, age_seconds: float) -> bool:
+        table = self._tables.get(topic)
+        if table is None or self._read_at.get(topic) != self._reach:
+            return True
+        known, snapshot = self._meta.current.topic(topic), table.snapshot
+        if known.topic_id != snapshot.topic_id or known.partition_count != snapshot.partitions:
+            return True
+        age = table.look_age_seconds
+        if age < age_seconds:
+            return False
+        has_entries = any(
+            self._entries.get((known.topic_id, number)) for number in range(known.partition_count)
+        )
+        return has_entries or age_seconds == 0.0 or age >= _QUIET_TABLE_AGE_SECONDS
+
+    def _read_table(self, topic: str) -> None:
         known = self._meta.current.topic(topic)
         table = self._tables.get(topic)
         if table is None:
             table = self._tables[topic] = TopicTable(
                 self._store, topic, clock=self._clock, only_reads=True
             )
-        snapshot = table.refresh()
-        if snapshot.topic_id != known.topic_id:
+        self._read_at.pop(topic, None)
+        if table.refresh().topic_id != known.topic_id:
             raise errors.UnknownTopic(topic=topic)
-        return snapshot
+        self._read_at[topic] = self._reach
 
     def _join(self, snapshot: TableSnapshot) -> bool:
         """Connects each partition's entries to its table. Returns False if some are missing."""

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Callable
 
 import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage.follow import RootFollower
-from sparklog.storage.objects import MemoryStore, NoFaults
+from sparklog.storage.follow import TABLE_AGE_SECONDS, RootFollower
+from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults, ObjectMissing
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.wal.base import object_path
-from tests.support.brokers import Rig, RigOptions, flip, rows_followed
+from tests.support.brokers import Rig, RigOptions, flip, rows_followed, rows_of_slices
 
 pytestmark = pytest.mark.rig(topics={"t": 1, "u": 1}, hot_bytes=0)
 
@@ -37,6 +39,80 @@ def test_every_acked_record_is_seen_at_once(rig: Rig) -> None:
         if number % 5 == 0:
             rig = rig.successor()
         assert rows_followed(follower, rig.store) == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_table_that_was_read_earlier_lacks_nothing(
+    rig: Rig, clock: ManualClock, seed: int
+) -> None:
+    """Promise: a reader that reads its tables rarely sees every acked record, and no other.
+
+    Whatever was published, trimmed and taken over since, and however long the reader has paused. An
+    object that is gone by then is in the table, which is then read again.
+    """
+    chance = random.Random(seed)
+    follower = RootFollower(rig.store, clock=rig.clock)
+    expected: dict[str, list[tuple[int, bytes]]] = {"t": [], "u": []}
+
+    def append(topic: str) -> None:
+        number = len(expected[topic])
+        rig.append([f"{number}"], topic=topic)
+        expected[topic].append((number, b"%d" % number))
+
+    for _ in range(60):
+        match chance.choice("aaapttrwwl"):
+            case "a":
+                append(chance.choice("tu"))
+            case "p":
+                rig.publish()
+                rig.confirmer.confirm()
+            case "t":
+                rig.trim()
+            case "r":
+                rig = rig.successor()
+            case "w":
+                clock.advance(chance.choice([0.5, 4.0, 11.0]))
+            case _:
+                names = chance.choice([["t"], ["u"], ["t", "u"]])
+                tables = follower.refresh(names, table_age_seconds=1e9)
+                for name in names:
+                    assert follower.ends(tables[name]) == (len(expected[name]),)
+                    end = len(expected[name])
+                    slices = follower.plan(name, tables[name], 0, 0, end)
+                    assert [each.first for each in slices][:1] == [0][:end]
+                    with contextlib.suppress(ObjectMissing):
+                        assert rows_of_slices(rig.store, slices) == expected[name]
+    for name, rows in expected.items():
+        assert rows_followed(follower, rig.store, name) == rows
+
+
+def test_tables_are_read_when_they_have_news(store: MemoryStore, clock: ManualClock) -> None:
+    """A table of which nothing is new is read once a minute, and one with news after the age."""
+    counting = DelayedStore(store, 0.0, clock)
+    rig = Rig(store, clock)
+    for topic in ("t", "u"):
+        rig.create(topic)
+        rig.append(["a"], topic=topic)
+    rig.publish()
+    follower = RootFollower(counting, clock=clock)
+
+    def looks() -> int:
+        """Returns the tables that a refresh has read: the second of two probes is a `stat`."""
+        before = counting.requests["stat"]
+        follower.refresh(["t", "u"], table_age_seconds=TABLE_AGE_SECONDS)
+        return counting.requests["stat"] - before
+
+    assert looks() == 2
+    for _ in range(11):
+        clock.advance(TABLE_AGE_SECONDS)
+        assert looks() == 0
+    clock.advance(TABLE_AGE_SECONDS)
+    assert looks() == 2
+    rig.append(["b"])
+    clock.advance(TABLE_AGE_SECONDS - 1)
+    assert looks() == 0
+    clock.advance(1)
+    assert looks() == 1
 
 
 def test_a_topic_may_be_asked_for_later(rig: Rig) -> None:

@@ -23,6 +23,7 @@ from sparklog.formats.values.columns import Plan
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
 from sparklog.storage.reading.read_ahead import ReadAhead
+from sparklog.storage.reading.shared_reads import SharedReads
 from sparklog.storage.snapshot import Located, TableFile
 from sparklog.storage.table.data_file import Encoded, encode, new_file, put_file
 from sparklog.storage.table.names import data_path
@@ -125,8 +126,9 @@ class RunWriter:
         outcomes: list[Exception | None] = []
         size = 0
         begun: list[Sequence[WrittenRun]] = []
+        shared = self._shared_reads(each.run for runs in topics for each in runs)
         for runs in topics:
-            outcomes.append(self._encode(runs))
+            outcomes.append(self._encode(runs, shared))
             begun.append(runs)
             size += sum(data.size for each in runs for _, data in each.encoded or ())
             if size >= limits.PUBLISH_ENCODED_BYTES:  # these take memory until they are put
@@ -135,11 +137,19 @@ class RunWriter:
         self._put(begun, outcomes)
         return outcomes
 
-    def _encode(self, runs: Sequence[WrittenRun]) -> Exception | None:
+    def _shared_reads(self, runs: Iterable[Run]) -> SharedReads:
+        """Returns the reads of entries that are no longer in the hot tail."""
+        wanted: Iterable[Located] = ()
+        if self._store.requests_at_once > 1:
+            entries = (each for run in runs for each in run.entries)
+            wanted = (each for each in entries if self._hot.find(each.entry) is None)
+        return SharedReads(self._store, wanted)
+
+    def _encode(self, runs: Sequence[WrittenRun], shared: SharedReads) -> Exception | None:
         try:
             for each in runs:
                 each.encoded = []
-                self.write(each)
+                self.write(each, shared=shared)
         except SyncFailed:
             raise
         except Exception as error:
@@ -175,11 +185,17 @@ class RunWriter:
                 data_path(each.run.topic, file) for each in runs for file in each.files
             )
 
-    def write(self, written: WrittenRun, preparation: int | None = None) -> None:
+    def write(
+        self,
+        written: WrittenRun,
+        preparation: int | None = None,
+        *,
+        shared: SharedReads | None = None,
+    ) -> None:
         """Writes the rows of a run, up to the first entry that cannot be read.
 
-        For a preparation, writes one file. A put can take a minute, so no memory that others need
-        to decode their rows is held during it.
+        For a preparation, writes one file. `shared`: the reads of several runs. A put can take a
+        minute, so no memory that others need to decode their rows is held during it.
         """
         entries = [each.entry for each in written.run.entries[written.count :]]
         sizes = [each.memory_bytes for each in entries]
@@ -190,7 +206,7 @@ class RunWriter:
         needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
         if written.run.plan is not None:
             needed += min(sum(sizes), limits.ROW_GROUP_BYTES)  # of typed columns
-        files = self._files(written)
+        files = self._files(written, shared)
         while True:
             with self._memory.hold(needed):
                 made = next(files, None)
@@ -211,7 +227,7 @@ class RunWriter:
         with self._memory.hold(2 * located.entry.memory_bytes), _noting_error(written):
             self._payload(located, ReadAhead(self._store, [located]))
 
-    def _files(self, written: WrittenRun) -> Iterator[_EncodedRun]:
+    def _files(self, written: WrittenRun, shared: SharedReads | None) -> Iterator[_EncodedRun]:
         """Yields the files of a run, each decoded and encoded on demand.
 
         Nothing decoded is kept between two files.
@@ -232,7 +248,10 @@ class RunWriter:
 
         entries_left = run.entries[written.count :]
         ahead = ReadAhead(
-            self._store, entries_left, is_wanted=lambda each: self._hot.find(each.entry) is None
+            self._store,
+            entries_left,
+            is_wanted=lambda each: self._hot.find(each.entry) is None,
+            shared=shared,
         )
         with _noting_error(written):
             for group, batches in self._groups(entries_left):

@@ -34,6 +34,7 @@ from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.reading import sorting
 from sparklog.storage.reading.decode_bounds import light_rows
 from sparklog.storage.reading.plan import latest_timestamp_us
+from sparklog.storage.reading.shared_reads import SharedReads
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 from sparklog.storage.table.names import data_path
 
@@ -54,6 +55,7 @@ def read_slice(
     columns: Sequence[str] | None = None,
     batch_rows: int = limits.SCAN_BATCH_ROWS,
     wants_all: bool = False,
+    shared: SharedReads | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yields batches of `ROW_SCHEMA`, or of `columns` in their order, with the offsets of `piece`.
 
@@ -64,13 +66,14 @@ def read_slice(
         batch_rows: the maximum number of rows per batch.
         wants_all: the caller consumes all batches. Otherwise unordered rows are sorted in portions
             of increasing size, so that the first ones are cheap.
+        shared: reads the entry of a slice of the log, along with those of other slices.
 
     Raises `ObjectMissing` (plan again), `CorruptObject` (with object and check), and
     `StorageUnavailable` if rows that do not fit in memory cannot be written to disk.
     """
     wanted = list(columns) if columns is not None else ROW_SCHEMA.names
     if piece.source is ReadSource.WAL:
-        whole = _read_entry(store, piece)
+        whole = _read_entry(shared or SharedReads(store, ()), piece)
         for start in range(0, whole.num_rows, batch_rows):
             yield whole.slice(start, batch_rows).select(wanted)
     else:
@@ -190,10 +193,10 @@ def first_row_since(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
     return int(rows.column("offset")[int(late[0])].as_py()) if len(late) else None
 
 
-def _read_entry(store: Store, piece: Slice) -> pa.RecordBatch:
+def _read_entry(shared: SharedReads, piece: Slice) -> pa.RecordBatch:
     assert piece.entry is not None
     entry = piece.entry.entry
-    payload = wal.decode_payload(entry, wal.read_payload(store, piece.entry))
+    payload = wal.decode_payload(entry, shared.payload(piece.entry))
     return rows(
         between(payload, piece.first, piece.end, base_offset=entry.base_offset),
         partition=piece.partition,

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel
+from sparklog.storage.reading.shared_reads import SharedReads
 from sparklog.storage.snapshot import Located
 
 READ_AHEAD_BYTES = 16 * limits.MIB  # of log entries that are read along with the requested one
@@ -23,7 +24,8 @@ READ_AHEAD_BYTES = 16 * limits.MIB  # of log entries that are read along with th
 class ReadAhead:
     """The payloads of `entries`, to be requested in this order; some may be skipped.
 
-    Confined to one thread. `is_wanted` returns whether an entry is worth reading ahead.
+    Confined to one thread. `is_wanted` returns whether an entry is worth reading ahead. `shared`:
+    reads that other threads share, for entries of several partitions.
     """
 
     def __init__(
@@ -32,8 +34,12 @@ class ReadAhead:
         entries: Sequence[Located],
         *,
         is_wanted: Callable[[Located], bool] = lambda _located: True,
+        shared: SharedReads | None = None,
     ) -> None:
         self._store = store
+        self._payload = (
+            shared.payload if shared is not None else functools.partial(wal.read_payload, store)
+        )
         self._entries = entries
         self._is_wanted = is_wanted
         self._read: dict[int, pa.Buffer | Exception] = {}
@@ -46,7 +52,7 @@ class ReadAhead:
     def payload(self, located: Located) -> pa.Buffer:
         """Returns the bytes of the entry. Raises what `wal.read_payload` raises."""
         if self._store.requests_at_once == 1 or len(self._entries) == 1:
-            return wal.read_payload(self._store, located)
+            return self._payload(located)
         place = self._places[id(located)]
         if place not in self._read:
             places = self._next_places(place)
@@ -73,7 +79,7 @@ class ReadAhead:
 
     def _try(self, located: Located) -> pa.Buffer | Exception:
         try:
-            return wal.read_payload(self._store, located)
+            return self._payload(located)
         except (errors.SparklogError, ObjectMissing) as error:
             return error
 

@@ -20,7 +20,9 @@ from sparklog.storage.wal.base import (
     PlanningAppender,
     Wal,
     WalObject,
+    check_payload,
     folder,
+    payload_place,
     read_payload,
 )
 from sparklog.storage.wal.objects import ObjectWal
@@ -46,6 +48,7 @@ __all__ = [
     "PlanningAppender",
     "Wal",
     "WalObject",
+    "check_payload",
     "decode_body",
     "decode_kafka",
     "decode_payload",
@@ -53,6 +56,7 @@ __all__ = [
     "encode_payload",
     "folder",
     "of",
+    "payload_place",
     "read_payload",
 ]
 

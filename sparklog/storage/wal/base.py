@@ -244,29 +244,39 @@ def segment_path(broker: int, epoch: int, ordinal: int) -> str:
     return f"{folder(broker, epoch)}/{ordinal:08d}{SEGMENT}"
 
 
-def read_payload(store: Store, located: Located) -> pa.Buffer:
-    """Reads and verifies the bytes of one entry, if it has any.
-
-    Raises `ObjectMissing`, `CorruptObject`.
-    """
+def payload_place(located: Located) -> tuple[str, int, int]:
+    """Returns where the bytes of an entry are: the path, the first byte, and their number."""
     entry = located.entry
     if entry.staged is not None:
-        ref = entry.staged
-        path, first, length, crc = ref.path, ref.start, ref.length, ref.crc32c
-    else:
-        at = located.at
-        in_segment = located.ordinal >= 0
-        path = segment_path(at.broker, at.epoch, located.ordinal) if in_segment else object_path(at)
-        first, length, crc = located.origin + entry.start, entry.length, entry.crc32c
-    if not length:
-        return pa.py_buffer(b"")
-    data = store.get_range(path, first, length)
+        return entry.staged.path, entry.staged.start, entry.staged.length
+    at = located.at
+    in_segment = located.ordinal >= 0
+    path = segment_path(at.broker, at.epoch, located.ordinal) if in_segment else object_path(at)
+    return path, located.origin + entry.start, entry.length
+
+
+def check_payload(located: Located, data: pa.Buffer) -> pa.Buffer:
+    """Returns the bytes of an entry. Raises `CorruptObject` if they are not those of the entry."""
+    entry = located.entry
+    crc = entry.crc32c if entry.staged is None else entry.staged.crc32c
+    path, first, length = payload_place(located)
     if data.size != length or crc32c.crc32c(data) != crc:
         raise errors.CorruptObject(
             path=path,
             check=f"the CRC32C of bytes {first} to {first + length} is wrong: {offsets_of(entry)}",
         )
     return data
+
+
+def read_payload(store: Store, located: Located) -> pa.Buffer:
+    """Reads and verifies the bytes of one entry, if it has any.
+
+    Raises `ObjectMissing`, `CorruptObject`.
+    """
+    path, first, length = payload_place(located)
+    if not length:
+        return pa.py_buffer(b"")
+    return check_payload(located, store.get_range(path, first, length))
 
 
 def retired(

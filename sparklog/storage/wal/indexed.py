@@ -12,7 +12,7 @@ from sparklog import errors
 from sparklog.storage.objects import Store
 
 _HEADER: Final = struct.Struct("<8sII")
-_FIRST_READ_BYTES: Final = 16 * 1024
+_FIRST_READ_BYTES: Final = 64 * 1024  # with the index of some hundred entries
 
 
 def frame(magic: bytes, index: bytes) -> bytes:
