@@ -43,7 +43,7 @@ def derived(
     columns = ddl.parse(fields) if isinstance(fields, str) else fields
     given = pa.array([v.encode() if isinstance(v, str) else v for v in values], pa.binary())
     found = Deriver(columns, paths=paths).derive(given)
-    assert [column.type for column in found.columns] == [field.type for field in columns]
+    assert [column.type for column in found.columns] == [field.type for field in pa.schema(columns)]
     for column in (*found.columns, found.error):
         column.validate(full=True)
         assert len(column) == len(values)

@@ -343,7 +343,7 @@ class LogReader:
         is_old = topic.table.look_age_seconds > self._table_age_seconds
         if is_old or not _reaches(snapshot, topic, number, published):
             try:
-                snapshot = topic.table.refresh()
+                snapshot = topic.table.through(self._store).refresh()
             except (errors.Corrupt, errors.Retriable) as error:
                 failure = error
         if self._is_gone(topic):
