@@ -260,7 +260,7 @@ def test_a_record_too_large_for_columns_is_not_decoded_to_them() -> None:
     ],
 )  # fmt: skip
 def test_a_field(kind: str, literal: str, expected: object) -> None:
-    """What fits is that of the rules; what does not is null, with an error."""
+    """A column equals that of the rules, or is null, with an error."""
     assert shown(one(literal, kind)) == shown(expected)
 
 
@@ -366,7 +366,7 @@ def test_errors(value: str, error: str) -> None:
 
 
 def test_an_error_is_cut_between_characters() -> None:
-    """Of many misfits the first are named."""
+    """The first of many misfits are named."""
     fields = ", ".join(f"column_{number} INT" for number in range(20))
     value = json.dumps({f"column_{number}": "😀" * 30 for number in range(20)}, ensure_ascii=False)
     (error,) = derived([value], fields).error.to_pylist()
