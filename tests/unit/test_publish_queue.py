@@ -211,6 +211,18 @@ def test_a_stretched_interval_adds_to_a_longer_one() -> None:
     assert turns(queue, 3_630.0, 40.0) == ["h"]
 
 
+def test_topics_are_woken_until_half_of_the_bound_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the next records do not wake one topic at a time."""
+    monkeypatch.setattr(publish_queue, "ASLEEP_ENTRIES", 100)
+    topics = [topic_of(str(number), 3_600_000) for number in range(4)]
+    queue = queue_of(*topics)
+    for topic in topics:
+        topic.waiting += 29
+        queue.note_bytes(topic, 29, 0)
+    queue.due(1.0, interval_seconds=USUAL_SECONDS)
+    assert [each.is_asleep for each in topics].count(True) == 1
+
+
 def test_topics_of_a_predecessor_come_first_and_in_turns() -> None:
     """They are due whatever their interval, and not urgent: they do not exceed a budget."""
     hour, usual = topic_of("h", 3_600_000), topic_of("u")
