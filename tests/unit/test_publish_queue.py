@@ -212,7 +212,7 @@ def test_a_stretched_interval_adds_to_a_longer_one() -> None:
 
 
 def test_topics_are_woken_until_half_of_the_bound_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the next records do not wake one topic at a time."""
+    """The next records then do not wake one topic at a time."""
     monkeypatch.setattr(publish_queue, "ASLEEP_ENTRIES", 100)
     topics = [topic_of(str(number), 3_600_000) for number in range(4)]
     queue = queue_of(*topics)
@@ -260,6 +260,29 @@ def test_the_topics_with_most_are_woken(monkeypatch: pytest.MonkeyPatch) -> None
     assert (small.is_asleep, large.is_asleep) == (True, False)
     assert turns(queue, 10.9) == []
     assert turns(queue, 11.0) == ["large"]
+
+
+@pytest.mark.parametrize(
+    ("oldest", "sleeps"),
+    [
+        ([WalPosition(1, 2, 6)], True),
+        ([WalPosition(1, 2, 6), WalPosition(1, 2, 5)], False),
+        ([WalPosition(1, 1, 9)], False),
+        ([WalPosition(3, 2, 9)], False),
+        ([], True),
+    ],
+    ids=["all since", "one before", "another epoch", "another broker", "none"],
+)
+def test_entries_from_before_the_wait_end_its_sleep(
+    oldest: Sequence[WalPosition], sleeps: bool
+) -> None:
+    """A commit has left them, and they have waited for an interval already."""
+    queue, topic = queue_of(), topic_of("h", 3_600_000)
+    queue.note_flush(WalPosition(1, 2, 5), 1)
+    queue.begin(topic, 0.0)
+    queue.wake_if_older(topic, oldest, 1.0)
+    assert topic.is_asleep is sleeps
+    assert turns(queue, 11.0) == ([] if sleeps else ["h"])
 
 
 def test_a_topic_that_is_awake_is_not_woken() -> None:

@@ -346,9 +346,10 @@ class PublishQueue:
 
 
 def _follows(at: WalPosition, after: WalPosition | None) -> bool:
-    """Returns whether a flush is in the same log and later; any is later than None."""
-    is_same = after is None or (at.broker, at.epoch) == (after.broker, after.epoch)
-    return is_same and (after is None or at.sequence > after.sequence)
+    """Returns whether a flush is in the same log as `after`, and later."""
+    if after is None or (at.broker, at.epoch) != (after.broker, after.epoch):
+        return False
+    return at.sequence > after.sequence
 
 
 class _Alarms:
