@@ -40,10 +40,10 @@ def derived(
     paths: Sequence[str] | None = None,
 ) -> Derived:
     """The columns of these values, checked for what holds for all columns."""
-    columns = ddl.parse(fields) if isinstance(fields, str) else fields
+    columns: Sequence[pa.Field] = ddl.parse(fields) if isinstance(fields, str) else list(fields)
     given = pa.array([v.encode() if isinstance(v, str) else v for v in values], pa.binary())
     found = Deriver(columns, paths=paths).derive(given)
-    assert [column.type for column in found.columns] == [field.type for field in pa.schema(columns)]
+    assert [column.type for column in found.columns] == [field.type for field in columns]
     for column in (*found.columns, found.error):
         column.validate(full=True)
         assert len(column) == len(values)
@@ -260,7 +260,7 @@ def test_a_record_too_large_for_columns_is_not_decoded_to_them() -> None:
     ],
 )  # fmt: skip
 def test_a_field(kind: str, literal: str, expected: object) -> None:
-    """A column equals that of the rules, or is null, with an error."""
+    """A value that does not fit its column is null, with an error."""
     assert shown(one(literal, kind)) == shown(expected)
 
 
