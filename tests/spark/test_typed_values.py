@@ -10,10 +10,10 @@ Differences from `from_json` in PERMISSIVE mode, which the tests check too:
 | text after the object | ignored | bad as a whole |
 | nested deeper than 128 levels | up to 1,000 levels are read | bad as a whole |
 | a repeated field | any value that does not fit makes the record corrupt | the last one counts |
-| a DATE as a number in a STRING | that day since 1970 | does not fit |
+| a DATE that is a number in quotes | days since 1970 | does not fit |
 | a TINYINT from 128 to 255 | less 256 | does not fit |
 | a fraction in a STRING | as Java writes it | as the record has it |
-| a BINARY that is not base64 | all columns are null | does not fit |
+| a BINARY that is not base64 | all columns may be null | does not fit |
 | half of a surrogate pair | `?` | does not fit |
 | a time in a zone with a name | that instant | does not fit, but for UTC and GMT |
 | a time before the year 1 or after 9999 | that instant | does not fit |
@@ -147,7 +147,8 @@ def test_columns_are_as_from_json_has_them(spark: SparkSession) -> None:
         ("INT", '{"a":1,"a":"x"}', "1", True, None, 'a: "x" is not a valid INT'),
         ("DATE", '{"a":"366"}', "1971-01-02", False, None, 'a: "366" is not a valid DATE'),
         ("TINYINT", '{"a":178}', "-78", False, None, "a: 178 is not a valid TINYINT"),
-        ("INT, b BINARY", '{"a":1,"b":"YWI!"}', None, True, 1, 'b: "YWI!" is not valid base64'),
+        ("INT, b BINARY", '{"a":1,"b":"+Infinity"}', None, True, 1,
+         'b: "+Infinity" is not valid base64'),
         ("STRING", '{"a":"\\ud800"}', "?", False, None,
          'a: "\\ud800" is not valid Unicode text'),
         ("STRING", '{"a":[1.50,1e5]}', "[1.5,100000.0]", False, "[1.50,1e5]", None),
