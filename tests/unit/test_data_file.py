@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from sparklog import limits
 from sparklog.formats.record import FILE_SCHEMA, PAYLOAD_SCHEMA, rows
+from sparklog.formats.values import ddl
 from sparklog.formats.values.columns import with_fields
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.table import data_file
@@ -256,3 +257,21 @@ def test_row_groups_are_bounded_with_their_typed_columns() -> None:
     assert encoded.misfits == 0
     assert parquet.read(columns=["c1"])["c1"].to_pylist() == [1.0] * count
     assert parquet.read(columns=["c2"])["c2"].null_count == count
+
+
+@pytest.mark.parametrize("level", [data_file.FAST_LEVEL, data_file.SMALL_LEVEL])
+def test_names_of_columns_have_dots(level: int) -> None:
+    """The writer's options identify columns by dotted paths."""
+    known = with_fields(None, ddl.parse("`x.y` INT, a STRUCT<c: INT>, `value.x` INT"))
+    assert known is not None
+    value = b'{"x.y": 1, "a": {"c": 2}, "value.x": 3}'
+    whole = rows(
+        pa.record_batch({"value": [value] * 1_000}),
+        partition=0,
+        base_offset=0,
+        timestamp_us=START_US,
+        timestamp_type=0,
+    )
+    read = pq.read_table(data_file.encode([whole], level=level, plan=known.plan()).data)
+    assert [read[name][-1].as_py() for name in ("x.y", "a", "value.x")] == [1, {"c": 2}, 3]
+    assert read.num_rows == len(whole)

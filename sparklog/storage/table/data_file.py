@@ -287,10 +287,13 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _options(table: pa.Table, level: int) -> dict[str, Any]:
     is_final = level > FAST_LEVEL
     leaves = _leaves(table.schema)
-    codecs = {path: "zstd" if is_final or _has_any(table, path) else "none" for path in leaves}
+    codecs = {
+        path: "zstd" if is_final or _has_any(table.column(name)) else "none"
+        for path, name in leaves.items()
+    }
     if not _shrinks(table.column("value").chunk(0)):
         codecs["value"] = "none"
-    typed = [path for path in leaves if path.partition(".")[0] not in FILE_SCHEMA.names]
+    typed = [path for path, name in leaves.items() if name not in FILE_SCHEMA.names]
     with_dictionary = ["key"] if _repeats(table.column("key").chunk(0)) else []
     return {
         "use_dictionary": [*with_dictionary, *typed] or False,
@@ -304,16 +307,19 @@ def _options(table: pa.Table, level: int) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _leaves(schema: pa.Schema) -> tuple[str, ...]:
-    """Returns the column paths in the notation of the Parquet writer's options."""
+def _leaves(schema: pa.Schema) -> dict[str, str]:
+    """Returns the name of each leaf's column, by path in the notation of the writer's options."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     found = pq.read_metadata(sink.getvalue()).schema
-    return tuple(found.column(number).path for number in range(len(found.names)))
+    paths = [found.column(number).path for number in range(len(found.names))]
+    return {  # a column's name may have dots too
+        path: max((name for name in schema.names if f"{path}.".startswith(f"{name}.")), key=len)
+        for path in paths
+    }
 
 
-def _has_any(table: pa.Table, path: str) -> bool:
-    column = table.column(path.partition(".")[0])
+def _has_any(column: pa.ChunkedArray) -> bool:
     return bool(column.null_count < len(column))
 
 
