@@ -36,7 +36,7 @@ _CONTRACTS = (
 )
 _ON_SPARK = (
     ("sparklog/sources/native", ("test_native.py",)),
-    ("sparklog/formats/values/", ("test_values.py",)),
+    ("sparklog/formats/values/", ("test_values.py", "test_typed_values.py")),
     ("sparklog/sources/json", ("test_values.py",)),
     ("sparklog/sources/values", ("test_values.py",)),
     ("sparklog/sources/groups", ("test_groups.py",)),

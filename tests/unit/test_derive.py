@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog.formats.values import ddl, derive, json_rules
+from sparklog.formats.values import checks, ddl, derive, json_rules
 from sparklog.formats.values.arrow_columns import to_column
 from sparklog.formats.values.derive import ERROR_CHARACTERS, Derived, Deriver
 
@@ -98,6 +98,7 @@ def one(literal: str, kind: str) -> Any:
         (b'{"a":"\xff"}', derive.NOT_UTF8),
         (b'{"b":"\xed\xa0\x80"}', derive.NOT_UTF8),
         (b'{"b":"\xc3"}', derive.NOT_UTF8),
+        (b"[" * 200, derive.NOT_JSON),
         (b"[" * 2_000, derive.TOO_DEEP),
         (b'{"b":' + b"[" * 2_000 + b"]" * 2_000 + b"}", derive.TOO_DEEP),
     ],
@@ -138,10 +139,36 @@ def test_nesting_is_counted(where: str, frames: int) -> None:
 )
 def test_brackets_in_strings_are_no_nesting(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many there are, also where a step of the scan begins in a string."""
-    monkeypatch.setattr("sparklog.formats.values.checks._STEP_BYTES", 61)
+    monkeypatch.setattr(checks, "_STEP_BYTES", 61)
     many = f'{{"a":7,"x":[{",".join([inside] * 400)}]}}'
     deep = f'{{"x":[{",".join([inside] * 50)}],"y":{"[" * 128}{"]" * 128}}}'
     assert rows_of(derived([many, deep], "a INT")) == [(7, None), (None, derive.TOO_DEEP)]
+
+
+@given(
+    st.recursive(
+        st.text('"\\\\[]{}a', max_size=6),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.text('"\\\\[{', max_size=3), inner, max_size=2)
+        ),
+        max_leaves=12,
+    ),
+    st.integers(1, 9),
+)
+def test_levels_are_those_of_the_parsed_value(value: Any, step: int) -> None:
+    """The scan, which parses nothing, counts as many."""
+
+    def levels(value: Any) -> int:
+        if isinstance(value, str):
+            return 0
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + max(map(levels, inner), default=0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "MAX_DEPTH", 3)
+        patch.setattr(checks, "_STEP_BYTES", step)
+        assert checks.is_deep(json.dumps(value).encode()) is (levels(value) > 3)
 
 
 _WIDE = f"l ARRAY<STRUCT<{', '.join(f'c{number}: DOUBLE' for number in range(20))}>>"

@@ -342,6 +342,13 @@ def test_any_bytes(values: list[bytes | None]) -> None:
     assert [each["a"] for each in found] == values
 
 
+def test_a_number_does_not_depend_on_other_fields() -> None:
+    """A whole zero has no sign, whether msgspec or the rules decode the record."""
+    kind = pa.struct([pa.field("a", pa.float64()), pa.field("b", pa.string())])
+    found = parse(['{"a":-0,"b":"x"}', '{"a":-0,"b":5}', '{"a":-0.0,"b":5}'], kind)
+    assert repr([row["a"] for row in found]) == "[0.0, 0.0, -0.0]"
+
+
 # ------------------------------------------------------------------------------ anything
 
 KIND = pa.struct(

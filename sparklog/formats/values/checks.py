@@ -48,18 +48,22 @@ def _is_utf8(value: bytes | None) -> bool:
 
 
 def may_be_deep(values: pa.Array) -> Mask | None:
-    """Returns a mask of the values that have more than `MAX_DEPTH` opening brackets, None if empty.
+    """Returns a mask of the values that may be JSON nested deeper than `MAX_DEPTH`, None if empty.
 
-    Only these can be nested deeper. `values` is a binary or string array.
+    They have more opening brackets, and twice as many bytes. `values` is a binary or string array.
     """
     data, offsets = bytes_of(values)
+    sizes = np.diff(offsets)
+    if not len(sizes) or sizes.max() <= 2 * MAX_DEPTH:
+        return None
     opening = np.flatnonzero((data | _BRACKET_BIT) == _OPEN)
     if len(opening) <= MAX_DEPTH:
         return None
     narrowest = int((opening[MAX_DEPTH:] - opening[:-MAX_DEPTH]).min())
-    if narrowest >= int(np.diff(offsets).max()):
+    if narrowest >= sizes.max():
         return None
-    deep: Mask = np.diff(np.searchsorted(opening, offsets)) > MAX_DEPTH
+    counts = np.diff(np.searchsorted(opening, offsets))
+    deep: Mask = (counts > MAX_DEPTH) & (sizes > 2 * MAX_DEPTH)
     return deep if deep.any() else None
 
 

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import decimal
 import functools
+import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -97,10 +99,10 @@ class Deriver:
 
     def derive(self, values: pa.BinaryArray) -> Derived:
         """Returns the columns of these values. No bytes raise an error."""
-        blocks = [
-            _Block(block, self._limit).derived(self._fields, self._layers)
-            for block in _blocks(values)
-        ]
+        blocks = []
+        for block in _blocks(values):
+            with _without_gc():
+                blocks.append(_Block(block, self._limit).derived(self._fields, self._layers))
         if len(blocks) == 1:
             return blocks[0]
         by_reason: Counter[str] = Counter()
@@ -125,6 +127,22 @@ def _blocks(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
         start = stop
         if start >= len(values):
             return
+
+
+@contextmanager
+def _without_gc() -> Iterator[None]:
+    """Disables the garbage collector while a block exists as Python objects, without any cycle.
+
+    It took a quarter of the time for values with arrays.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 # ------------------------------------------------------------------------------ columns
@@ -194,8 +212,8 @@ class _Block:
         """Values that were parsed by the rules, by row."""
         self._bad: dict[int, str] = {}
         """The reasons of values that are bad as a whole, by row."""
-        self._misfits: dict[int, dict[int, ValueMismatch]] = {}
-        """Fields that do not fit, by row and number of the column."""
+        self._misfits: dict[int, dict[int, str]] = {}
+        """The reasons of fields that do not fit, by row and number of the column."""
         _, not_utf8 = utf8_texts(values)
         if not_utf8.any():
             for row in np.flatnonzero(not_utf8).tolist():
@@ -247,7 +265,7 @@ class _Block:
         reasons = Counter(self._bad.values())
         if self._misfits:
             reasons[MISFIT] = len(self._misfits)
-        return Derived(columns, self._errors([field.name for field in fields]), reasons)
+        return Derived(columns, self._errors(), reasons)
 
     # ------------------------------------------------------------------------------ decoding
 
@@ -289,7 +307,7 @@ class _Block:
         try:
             return column.decode_by_rules(parsed)
         except ValueMismatch as mismatch:
-            self._misfits.setdefault(row, {})[column.number] = mismatch
+            self._misfits.setdefault(row, {})[column.number] = _text(column.name, mismatch)
             return None
 
     def _built(self, layer: _Layer, place: int, cells: Sequence[Any]) -> pa.Array:
@@ -317,13 +335,13 @@ class _Block:
 
     # ------------------------------------------------------------------------------ errors
 
-    def _errors(self, names: Sequence[str]) -> pa.StringArray:
+    def _errors(self) -> pa.StringArray:
         if not (self._bad or self._misfits):
             return pa.nulls(len(self._values), pa.string())
         found: list[str | None] = [None] * len(self._values)
         for row, by_number in self._misfits.items():
-            texts = [_text(names[number], by_number[number]) for number in sorted(by_number)]
-            found[row] = _cut("; ".join(texts), ERROR_CHARACTERS)
+            texts = "; ".join(by_number[number] for number in sorted(by_number))
+            found[row] = _cut(texts, ERROR_CHARACTERS)
         for row, reason in self._bad.items():
             found[row] = reason
         return pa.array(found, pa.string())
