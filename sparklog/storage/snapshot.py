@@ -45,6 +45,11 @@ class TableFile:
     """The tag of the typed columns that it has (`formats.values.columns`); None: it has none."""
     misfits: int | None = None
     """The number of rows with an error in a typed column; None: unknown, or no typed columns."""
+    statistics: str | None = field(default=None, compare=False)
+    """The statistics of its typed columns, as JSON (`delta_log.ColumnStatistics`).
+
+    Only a file that no commit has added yet has them here; afterwards they are in the log alone.
+    """
 
     @property
     def newest_us(self) -> int:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from typer.testing import CliRunner
@@ -68,6 +75,12 @@ def rows(root: Path, *names: str) -> list[tuple[Any, ...]]:
     return list(zip(*(found[name].to_pylist() for name in names), strict=True))
 
 
+def bounds(root: Path, name: str) -> list[tuple[Any, Any]]:
+    """The minimum and maximum of a column in each file, according to the log."""
+    found = pa.table(table(root).get_add_actions(flatten=True)).sort_by("min.offset")
+    return list(zip(*(found[f"{each}.{name}"].to_pylist() for each in ("min", "max")), strict=True))
+
+
 def test_values_become_columns(tmp_path: Path) -> None:
     """Field by field; what does not fit is null, with the reason, and the bytes stay."""
     with broker(tmp_path) as agent, sparklog.connect(agent.address) as log:
@@ -124,15 +137,20 @@ def test_a_running_topic_gets_columns(tmp_path: Path) -> None:
 
 
 def test_rewrites_keep_columns(tmp_path: Path) -> None:
-    """Deletion of records and key compaction write the remaining rows to new files."""
+    """Deletion of records and key compaction write the remaining rows to new files.
+
+    Their statistics are those of the remaining rows.
+    """
     with broker(tmp_path) as agent, sparklog.connect(agent.address) as log:
         log.create_topic("t", 1, CONFIG)
         send(log, *(b'{"amount": %d}' % number for number in range(10)), key=b"k")
         log.delete_records("t", {0: 5})
         assert rows(tmp_path, "amount") == [(float(number),) for number in range(5, 10)]
+        assert bounds(tmp_path, "amount") == [(5, 9)]
         log.alter("t", {"cleanup.policy": "compact"})
         log.compact("t")
         assert rows(tmp_path, "amount") == [(9.0,)]
+        assert bounds(tmp_path, "amount") == [(9, 9)]
 
 
 def test_other_engines_rewrite_and_restore(tmp_path: Path) -> None:
@@ -147,6 +165,7 @@ def test_other_engines_rewrite_and_restore(tmp_path: Path) -> None:
         send(log, b'{"amount": 3}')
         log.compact("t")
         assert rows(tmp_path, "amount") == [(1.0,), (2.0,), (3.0,)]
+        assert bounds(tmp_path, "amount") == [(1, 3)]
         table(tmp_path).restore(before)
         send(log, b'{"amount": 4}')  # its first file has a column that the table has no more
         assert rows(tmp_path, "value") == [(b'{"amount": 1}',), (b'{"amount": 4}',)]
@@ -187,6 +206,101 @@ def test_refused_configurations_say_why(
         log.create_topic("t", 1)
         with pytest.raises(errors.BadOption, match=reason):
             log.alter("t", config)
+
+
+WIDE = "customer STRING, amount DECIMAL(30,2), at TIMESTAMP, day DATE, s STRUCT<a: INT>, ok BOOLEAN"
+FILES = (
+    (b'{"customer": "alice", "amount": 1, "ok": true}', b'{"s": {"a": 1}, "customer": null}'),
+    (b'{"customer": "bob", "at": "2026-01-02T03:04:05.000001Z", "day": "2026-01-02"}', None, b"[]"),
+    (
+        b'{"customer": "b%s", "amount": 12345678901234567890.12}' % (b"z" * 40),
+        b'{"s": {"a": 3}, "ok": false, "day": "2026-01-03"}',
+    ),
+    (b'{"customer": "carol", "amount": "n/a", "at": "2026-01-02T03:04:05.000002Z", "ok": 1}',),
+)
+"""The values of four files."""
+COMPARED = (
+    ("customer", "alice", [0]),
+    ("customer", "b" + "z" * 40, [2]),
+    ("amount", Decimal("12345678901234567890.12"), [2]),
+    ("amount", Decimal(1), [0]),
+    ("at", dt.datetime(2026, 1, 2, 3, 4, 5, 2, tzinfo=dt.UTC), [1, 3]),  # to the millisecond
+    ("day", dt.date(2026, 1, 3), [2]),
+    ("s.a", 3, [2]),
+    ("ok", True, [0]),
+)
+"""A column, a value of it, and the files that a reader needs for the rows that have it."""
+
+
+Compare: TypeAlias = Callable[[Any, Any], Any]
+
+
+def is_null(column: Any, _: Any) -> Any:
+    """The condition that a column has no value."""
+    return column.is_null()
+
+
+def with_arrow(root: Path, name: str, compare: Compare, value: Any = None) -> list[int]:
+    """The offsets that delta-rs finds as an Arrow dataset."""
+    wanted = compare(pc.field(*name.split(".")), value)
+    found = table(root).to_pyarrow_dataset().to_table(columns=["offset"], filter=wanted)
+    return sorted(found["offset"].to_pylist())
+
+
+def with_polars(root: Path, name: str, compare: Compare, value: Any = None) -> list[int]:
+    """The offsets that polars finds."""
+    column, *inner = name.split(".")
+    wanted = pl.col(column)
+    for each in inner:
+        wanted = wanted.struct.field(each)
+    found = pl.scan_delta(str(root / "topics" / "t")).filter(compare(wanted, value)).collect()
+    return sorted(found["offset"].to_list())
+
+
+NOT_SKIPPED = ((with_arrow, "s.a"), (with_polars, "ok"))
+"""Types of columns by which these readers do not skip files."""
+
+
+@pytest.mark.parametrize("reader", [with_arrow, with_polars])
+def test_readers_skip_files(tmp_path: Path, reader: Callable[..., list[int]]) -> None:
+    """Those that cannot have a row that a filter wants, and no others; the rows stay the same."""
+    with broker(tmp_path) as agent, sparklog.connect(agent.address) as log:
+        log.create_topic("t", 1, CONFIG | {"value.schema": WIDE})
+        for values in FILES:
+            send(log, *values)
+    known = pl.DataFrame(table(tmp_path).to_pyarrow_table())
+    for name, value, _ in COMPARED:
+        column, *inner = name.split(".")
+        plain = known.select(pl.col(column).struct.field(inner[0]) if inner else column)
+        cells = list(zip(known["offset"], plain.to_series(), strict=True))
+        for compare in (operator.eq, operator.ne, operator.lt, operator.ge):
+            found = [at for at, cell in cells if cell is not None and compare(cell, value)]
+            assert reader(tmp_path, name, compare, value) == sorted(found)
+        nulls = [at for at, cell in cells if cell is None]
+        assert reader(tmp_path, name, is_null) == sorted(nulls)
+    assert reader(tmp_path, "_error", operator.ge, "value") == [4, 7]
+    for name, value, needed in COMPARED:
+        if (reader, name) in NOT_SKIPPED:
+            continue
+        expected = reader(tmp_path, name, operator.eq, value)
+        with hidden_files(tmp_path, keep=needed):
+            assert reader(tmp_path, name, operator.eq, value) == expected
+
+
+@contextlib.contextmanager
+def hidden_files(root: Path, *, keep: Sequence[int]) -> Iterator[None]:
+    """Data files that no reader can open, except those with these numbers."""
+    adds = pa.table(table(root).get_add_actions(flatten=True)).sort_by("min.offset")
+    folder = root / "topics" / "t"
+    hidden = [
+        folder / path for number, path in enumerate(adds["path"].to_pylist()) if number not in keep
+    ]
+    assert hidden
+    for each in hidden:
+        each.rename(each.with_suffix(".hidden"))
+    yield
+    for each in hidden:
+        each.with_suffix(".hidden").rename(each)
 
 
 def test_one_command_turns_a_topic_into_a_typed_one(tmp_path: Path) -> None:

@@ -41,6 +41,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with sparklog.connect(root) as log:
         log.create_topic("t", 1)
         log.create_topic("untyped", 1)
+        log.create_topic("files", 1, {"value.format": "json", "value.schema": SCHEMA})
+        for value in (*VALUES, b'{"customer": "%s", "amount": 7.25}' % (b"z" * 40)):
+            with log.producer() as producer:
+                producer.send("files", value)
+            log.flush_to_table()
         send(log)
         log.flush_to_table()
         log.alter("t", {"value.format": "json", "value.schema": SCHEMA})
@@ -88,6 +93,25 @@ def test_a_frame_of_delta_has_the_columns(spark: SparkSession, tmp_path: Path) -
         (0, "a"),
         (5, "a"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("condition", "offsets", "files"),
+    [
+        (f"customer >= '{'z' * 40}'", [5], 1),
+        ("amount = 7.25 OR at < '2026-01-02T02:04:05.123457Z'", [0, 5], 2),
+        ("day <= '2026-01-02' AND s.a IS NOT NULL", [1], 1),
+        ("s.b.c IS NULL AND day IS NOT NULL", [1], 1),
+        ("_error > 'value: a'", [2, 3], 2),
+    ],
+)
+def test_delta_skips_files(
+    spark: SparkSession, root: Path, condition: str, offsets: list[int], files: int
+) -> None:
+    """By the statistics of typed columns, as by those of a table that Spark has written."""
+    found = spark.read.format("delta").load(str(root / "topics" / "files")).where(condition)
+    assert sorted(row.offset for row in found.select("offset").collect()) == offsets
+    assert len(found.inputFiles()) == files
 
 
 def test_columns_are_chosen(spark: SparkSession, root: Path) -> None:

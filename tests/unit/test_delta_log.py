@@ -130,6 +130,21 @@ def test_file_round_trip(file: TableFile) -> None:
     assert delta_log.file_of(delta_log.add_of(file, data_change=True)) == file
 
 
+def test_statistics_of_columns_are_in_the_log_alone() -> None:
+    """Numbers are not rounded on their way, and snapshots do not keep them in memory."""
+    low, high, nulls = '"a":-0.1234567890123456789', '"s":{"b":true}', '"s":{"b":7}'
+    file = dataclasses.replace(
+        delta_log.file_of(add()),
+        first=1,
+        statistics=f'{{"minValues":{{{low}}},"maxValues":{{{high}}},"nullCount":{{{nulls}}}}}',
+    )
+    added = delta_log.add_of(file, data_change=True)
+    assert added.stats is not None
+    for part in (f'"minValues":{{"offset":1,{low}}}', high, f'"timestamp":0,{nulls}}}'):
+        assert part in added.stats
+    assert delta_log.file_of(added).statistics is None
+
+
 def add(**more: Any) -> Add:
     """An add action of partition 0."""
     plain = Add(

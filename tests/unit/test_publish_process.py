@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import msgspec
@@ -38,6 +39,7 @@ from sparklog.storage.staging.manifest import write as write_manifest
 from sparklog.storage.table.changes import describe_change
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, flip, paths, publishing, rows_of_table
+from tests.support.tables import table_file
 
 TOPICS = ("t", "u", "v")
 _LENGTH_BYTES = 4
@@ -505,3 +507,10 @@ def test_a_process_is_started_however_rarely_topics_are_published(
     clock.advance(4 * 10.0)
     process.look(5)
     assert start.called
+
+
+def test_answers_have_the_statistics_of_files() -> None:
+    """Only the process knows them, and the broker writes them to the log."""
+    file = dataclasses.replace(table_file(ManualClock(), 0, 0, 1), statistics="{}")
+    answer = decode_answer(encode(Answer(files=[[[file]]]))[_LENGTH_BYTES:])
+    assert answer.files[0][0][0].statistics == "{}"

@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def fields(self) -> list[pa.Field]:
         """The error column and the typed columns, in the order of the table."""
-        return [_ERROR_FIELD, *(each.as_field for each in self.columns)]
+        return [ERROR_FIELD, *(each.as_field for each in self.columns)]
 
 
 class ColumnSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,7 +88,7 @@ class ColumnSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def fields(self) -> list[pa.Field]:
         """The columns that follow those of every topic, in the order of the table."""
-        return [_ERROR_FIELD, *(each.as_field for each in self.columns)]
+        return [ERROR_FIELD, *(each.as_field for each in self.columns)]
 
     @property
     def filled(self) -> tuple[Column, ...]:
@@ -143,7 +143,7 @@ class ColumnSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _encoder.encode(self).decode()
 
 
-_ERROR_FIELD: Final = pa.field(ERROR, pa.string())
+ERROR_FIELD: Final = pa.field(ERROR, pa.string())
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(ColumnSet)
 

@@ -14,7 +14,8 @@ Rules:
 - Each page has a CRC32, so that compaction never copies bytes that a disk has damaged.
 - A file with few rows omits columns that are null in all of them, as Delta allows.
 - Typed columns are computed here, from the values, for each program that writes files. They are
-  never taken from another file, so a rewrite fills columns that its inputs lack.
+  never taken from another file, so a rewrite fills columns that its inputs lack. Their statistics
+  go to the Delta log (`column_statistics`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from sparklog.formats.values.columns import ColumnSet, Plan
 from sparklog.formats.values.typed import typed_columns
 from sparklog.storage.objects import Store, claim
 from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table.column_statistics import StatisticsCollector
 from sparklog.storage.table.names import file_suffix, is_our_file, table_folder
 
 FAST_LEVEL: Final = 1
@@ -78,6 +80,8 @@ class Encoded:
     """The tag of its typed columns."""
     misfits: int = 0
     """The number of its rows with an error in a typed column."""
+    statistics: str | None = None
+    """See `TableFile.statistics`."""
 
 
 class Encoder:
@@ -100,6 +104,7 @@ class Encoder:
         """
         self._level = level
         self._plan = plan
+        self._statistics = None if plan is None else StatisticsCollector(plan)
         self._misfits = 0
         is_bounded = capacity_bytes is not None and plan is None
         self._room = pa.allocate_buffer(capacity_bytes) if is_bounded else None
@@ -166,6 +171,8 @@ class Encoder:
                 piece = piece.slice(0, len(piece) // 2)
             typed = typed_columns(plan, piece)
             self._misfits += typed.misfits
+            if self._statistics is not None:
+                self._statistics.add(typed.columns)
             parts.append(typed.columns)
             size_bytes += sum(column.nbytes for column in typed.columns)
             at += len(piece)
@@ -210,6 +217,7 @@ class Encoder:
             max_timestamp_us=self._max_timestamp_us,
             columns=None if self._plan is None else self._plan.tag,
             misfits=self._misfits,
+            statistics=None if self._statistics is None else self._statistics.finish(),
         )
 
 
@@ -247,10 +255,14 @@ def _encode_small(batches: Sequence[pa.RecordBatch], plan: Plan | None) -> Encod
     # Each column costs time to write and to read.
     lacking = {name for name in _LACKED if whole.column(name).null_count == whole.num_rows}
     names = [name for name in FILE_SCHEMA.names if name not in lacking]
-    schema, rows, misfits = _schema(tuple(names)), whole.select(names), 0
+    schema, rows = _schema(tuple(names)), whole.select(names)
+    misfits, statistics = 0, None
     if plan is not None:
         typed = typed_columns(plan, whole.column("value"))
         misfits = typed.misfits
+        collector = StatisticsCollector(plan)
+        collector.add(typed.columns)
+        statistics = collector.finish()
         for field, column in zip(plan.fields, typed.columns, strict=True):
             if column.null_count < whole.num_rows:
                 schema, rows = schema.append(field), rows.append_column(field, column)
@@ -265,6 +277,7 @@ def _encode_small(batches: Sequence[pa.RecordBatch], plan: Plan | None) -> Encod
         max_timestamp_us=int(times.max()),
         columns=None if plan is None else plan.tag,
         misfits=misfits,
+        statistics=statistics,
     )
 
 
@@ -379,6 +392,7 @@ def new_file(
         modified_us=clock.now_us() // 1_000 * 1_000,
         columns=encoded.columns,
         misfits=None if encoded.columns is None else encoded.misfits,
+        statistics=encoded.statistics,
     )
 
 

@@ -477,23 +477,43 @@ class _Statistics(Action, frozen=True, kw_only=True, omit_defaults=False):
 _statistics_decoder = msgspec.json.Decoder(_Statistics)
 
 
+class ColumnStatistics(Action, frozen=True, kw_only=True, omit_defaults=False):
+    """The statistics of typed columns, nested as their structs are."""
+
+    min_values: dict[str, Any] = {}
+    max_values: dict[str, Any] = {}
+    null_count: dict[str, Any] = {}
+
+    def encode(self) -> str:
+        """Returns `TableFile.statistics`."""
+        return _encoder.encode(self).decode()
+
+
+_column_statistics_decoder = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]])
+"""Leaves numbers as they are written: a DECIMAL must not become a float."""
+
+
 def add_of(file: TableFile, *, data_change: bool) -> Add:
     """Returns the action that adds `file`, which must be ours and have all statistics."""
     statistics = _Statistics(
         num_records=file.rows,
-        min_values=_Bounds(offset=file.first, timestamp=_iso(file.min_timestamp_us)),
-        max_values=_Bounds(offset=file.last, timestamp=_iso(file.max_timestamp_us)),
+        min_values=_Bounds(offset=file.first, timestamp=iso(file.min_timestamp_us)),
+        max_values=_Bounds(offset=file.last, timestamp=iso(file.max_timestamp_us)),
         null_count={"offset": 0, "timestamp": 0},
     )
     if file.rows is not None and file.misfits is not None:
         statistics.null_count[ERROR] = file.rows - file.misfits
+    stats = msgspec.to_builtins(statistics)
+    if file.statistics is not None:
+        for name, values in _column_statistics_decoder.decode(file.statistics).items():
+            stats[name] |= values
     return Add(
         path=file.path,
         partition_values={"partition": str(file.partition)},
         size=file.size_bytes,
         modification_time=file.modified_us // 1_000,
         data_change=data_change,
-        stats=_encoder.encode(statistics).decode(),
+        stats=_encoder.encode(stats).decode(),
         tags=None if file.columns is None else {COLUMNS_TAG: file.columns},
     )
 
@@ -539,7 +559,8 @@ def columns_tag(action: Add | Remove) -> str | None:
     return (action.tags or {}).get(COLUMNS_TAG)
 
 
-def _iso(timestamp_us: int | None) -> str | None:
+def iso(timestamp_us: int | None) -> str | None:
+    """Returns a time as statistics have it."""
     if timestamp_us is None:
         return None
     moment = _EPOCH + dt.timedelta(microseconds=timestamp_us)
