@@ -220,6 +220,7 @@ class Log:
     consumer = _opens_consumer(BlockingLog.consumer)
 
     read = _awaited(BlockingLog.read)
+    propose_columns = _awaited(BlockingLog.propose_columns)
     offsets_for_times = _awaited(BlockingLog.offsets_for_times)
     flush_to_table = _awaited(BlockingLog.flush_to_table)
 
