@@ -190,6 +190,8 @@ class _Layer:
         self.columns = columns
         self.row = row_type([(each.path, python_type(each.kind, _leaf) | None) for each in columns])
         """A row: a cell for each column, in their order."""
+        self.paths = [each.path for each in columns]
+        self.rules = [each.decode_by_rules for each in columns]
         self.decode = _decoder(self.row)
         self.decoders = [_decoder(python_type(each.kind, _leaf) | None) for each in columns]
         """Decode the JSON of each column's field."""
@@ -289,7 +291,15 @@ class _Block:
             raws = _as_tuple(layer.decode_raw(value))
         except _REFUSALS:
             parsed = self._object(row) or {}
-            cells = [self._ruled(each, row, parsed.get(each.path)) for each in layer.columns]
+            given = [parsed.get(path) for path in layer.paths]
+            try:
+                cells = [
+                    None if each is None else decode(each)
+                    for decode, each in zip(layer.rules, given, strict=True)
+                ]
+            except ValueMismatch:
+                pairs = zip(layer.columns, given, strict=True)
+                cells = [self._ruled(column, row, each) for column, each in pairs]
         else:
             cells = []
             for place, (decode, raw) in enumerate(zip(layer.decoders, raws, strict=True)):

@@ -218,13 +218,14 @@ def _decode_inside(name: str, decode: Decode, value: Any) -> Any:
 
 def _decode_whole(within: range, name: str, value: Any) -> int:
     # The length first: Python refuses to parse numbers with thousands of digits.
-    if (
-        type(value) is JsonNumber
-        and len(value) <= 20
-        and _WHOLE.fullmatch(value)
-        and (found := int(value)) in within
-    ):
-        return found
+    if type(value) is JsonNumber and len(value) <= 20:
+        try:
+            found = int(value)
+        except ValueError:  # a fraction or an exponent
+            pass
+        else:
+            if found in within:
+                return found
     raise ValueMismatch(value, f"a valid {name}")
 
 
