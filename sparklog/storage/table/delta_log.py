@@ -503,8 +503,9 @@ def add_of(file: TableFile, *, data_change: bool) -> Add:
     )
     if file.rows is not None and file.misfits is not None:
         statistics.null_count[ERROR] = file.rows - file.misfits
-    stats = msgspec.to_builtins(statistics)
+    stats: Any = statistics
     if file.statistics is not None:
+        stats = msgspec.to_builtins(statistics)
         for name, values in _column_statistics_decoder.decode(file.statistics).items():
             stats[name] |= values
     return Add(
