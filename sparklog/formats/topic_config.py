@@ -73,7 +73,7 @@ _PUBLISH_INTERVAL_MAX_MS: Final = 24 * 3_600 * 1_000
 """A day: until a record is in the table, neither retention nor key compaction removes it."""
 _REMOVAL_SHARE: Final = 0.1
 """The share of the time until records are removed that they may wait for their table."""
-_DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_DECIMAL: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _REPLICA: Final = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 
 

@@ -392,6 +392,17 @@ def test_errors(value: str, error: str) -> None:
     assert found.error.to_pylist() == [error]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_error_names_the_first_columns(order: int) -> None:
+    """In the order of the columns, although times are checked after numbers, and in parts."""
+    kinds = ["TIMESTAMP", "INT"][::order]
+    fields = ", ".join(f"{name} {kinds[place % 2]}" for place, name in enumerate("abcdefghijklmn"))
+    value = json.dumps(dict.fromkeys("abcdefghijklmn", ""))
+    (error,) = derived([value], fields, list("abcdefghijklmn")).error.to_pylist()
+    texts = [f'{name}: "" is not a valid {kinds[n % 2]}' for n, name in enumerate("abcdefghijklmn")]
+    assert error == "; ".join(texts)[: ERROR_CHARACTERS - 1] + "…"
+
+
 def test_an_error_is_cut_between_characters() -> None:
     """The first of many misfits are named."""
     fields = ", ".join(f"column_{number} INT" for number in range(20))

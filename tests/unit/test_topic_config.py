@@ -161,7 +161,7 @@ def test_any_text_is_kept_or_refused(name: str, value: str) -> None:
         (
             "min.cleanable.dirty.ratio",
             {"0": "0", "1.0": "1.0", ".25": ".25", "5e-1": "5e-1"},
-            ["", "1.01", "-0.1", "nan", "inf", "half"],
+            ["", "1.01", "-0.1", "nan", "inf", "half", f"{'9' * 200_000}x"],
         ),
     ],
 )

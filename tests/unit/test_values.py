@@ -349,6 +349,23 @@ def test_a_number_does_not_depend_on_other_fields() -> None:
     assert repr([row["a"] for row in found]) == "[0.0, 0.0, -0.0]"
 
 
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (pa.decimal128(10, 2), f'"{"9" * 500_000}x"'),
+        (pa.decimal128(10, 2), "9" * 500_000),
+        (pa.date32(), f'"2013-01-01{" " * 500_000}\\nx"'),
+        (MICROS, f'"2013-01-01T05{" " * 500_000}x"'),
+        (MICROS, f'"2013-01-01T05:15:00.{"9" * 500_000}x"'),
+        (pa.binary(), f'"{"A" * 500_000}=x"'),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_long_texts_are_refused_in_linear_time(kind: pa.DataType, text: str) -> None:
+    """In quadratic time, a record of a megabyte would occupy its reader for hours."""
+    assert one(f'{{"a":{text}}}', kind) is BAD
+
+
 # ------------------------------------------------------------------------------ anything
 
 KIND = pa.struct(

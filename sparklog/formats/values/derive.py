@@ -52,6 +52,8 @@ _BLOCK_BYTES: Final = 4 * 1024 * 1024
 _STEP_ROWS: Final = 256
 """Rows that become cells of columns together. More do not fit in a processor's cache."""
 _SHOWN_CHARACTERS: Final = 40
+_NAMED_MISFITS: Final = 10
+"""Columns whose reasons fill an error: each takes at least 23 characters."""
 _REFUSALS: Final = (msgspec.MsgspecError, ValueError, ArithmeticError)
 """`ArithmeticError`: an exponent that is too large for `decimal`."""
 _as_tuple: Final = msgspec.structs.astuple
@@ -215,7 +217,7 @@ class _Block:
         self._bad: dict[int, str] = {}
         """The reasons of values that are bad as a whole, by row."""
         self._misfits: dict[int, dict[int, str]] = {}
-        """The reasons of fields that do not fit, by row and number of the column."""
+        """Reasons of fields that do not fit, of the first columns, by row and column number."""
         _, not_utf8 = utf8_texts(values)
         if not_utf8.any():
             for row in np.flatnonzero(not_utf8).tolist():
@@ -317,8 +319,17 @@ class _Block:
         try:
             return column.decode_by_rules(parsed)
         except ValueMismatch as mismatch:
-            self._misfits.setdefault(row, {})[column.number] = _text(column.name, mismatch)
+            self._note_misfit(column, row, mismatch)
             return None
+
+    def _note_misfit(self, column: _Column, row: int, mismatch: ValueMismatch) -> None:
+        """Adds the reason, unless those of enough columns before this one are known."""
+        known = self._misfits.setdefault(row, {})
+        if len(known) == _NAMED_MISFITS:
+            if column.number > (last := max(known)):
+                return
+            del known[last]
+        known[column.number] = _text(column.name, mismatch)
 
     def _built(self, layer: _Layer, place: int, cells: Sequence[Any]) -> pa.Array:
         column = layer.columns[place]

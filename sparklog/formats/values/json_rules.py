@@ -35,6 +35,9 @@ import pyarrow as pa
 _SHOWN: Final = 40
 _WHITESPACE: Final = " \t\r\n"
 """RFC 8259, section 2."""
+
+# In these expressions no two repeats match the same characters. If two did, refusing a long text
+# would take quadratic time.
 _UTC_TIME: Final = re.compile(
     r"\d{4}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d:\d\d(\.\d{3}(\d{3})?)?Z?", re.ASCII
 )
@@ -48,10 +51,10 @@ _TIME: Final = re.compile(
 )
 _UTC_NAMES: Final = frozenset(("Z", "UTC", "GMT"))
 _OFFSET: Final = re.compile(r"([+-])(\d{1,2})(?::?(\d\d))?(?::?(\d\d))?")
-_DATE: Final = re.compile(r"\s*(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ].*)?)?)?\s*", re.ASCII)
+_DATE: Final = re.compile(r"\s*(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ].*+)?)?)?\s*", re.ASCII)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _WHOLE: Final = re.compile(r"-?\d+")
-_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_DECIMAL: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOT_FINITE: Final = frozenset(("NaN", "Infinity", "+Infinity", "+INF", "-Infinity", "-INF"))
 """Strings that Spark reads as a DOUBLE."""
 
