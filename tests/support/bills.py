@@ -1,14 +1,18 @@
 """The bill of an object store for real brokers, in simulated time: each request, by kind and path.
 
 The brokers are agents with greenlets for threads and without sockets, as in `tests.simulation`, but
-without faults, and each with a machine of its own. So a minute takes less than a second, and the
-same run makes the same requests.
+without faults, and each with a machine of its own. A minute takes about a second.
+
+`python -m tests.support.bills --brokers 3 --topics 1 --records 10` prints the bill of three brokers
+whose only topic gets ten records per second.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import functools
+import logging
 import random
 import re
 import sys
@@ -21,6 +25,7 @@ from unittest import mock
 
 import msgspec
 import pyarrow as pa
+import structlog
 
 import sparklog.broker.agent  # noqa: F401 - its modules get stand-ins
 from sparklog import limits
@@ -28,7 +33,13 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.broker import Broker
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import CreateTopic
-from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, LogSettings
+from sparklog.settings import (
+    BrokerSettings,
+    FlightSettings,
+    KafkaSettings,
+    LogSettings,
+    RequestSettings,
+)
 from sparklog.storage.metadata.processes import Fate
 from sparklog.storage.metadata.processes import Process as ProcessId
 from sparklog.storage.objects import MemoryStore, Payload, Stat, in_parallel
@@ -421,3 +432,32 @@ def _stand_ins(bucket: Bucket) -> dict[str, object]:
         "sparklog.broker.live_members.fate_of": lambda _process: Fate.UNKNOWN,
         "sys.setswitchinterval": lambda _seconds: None,
     }
+
+
+def main() -> None:
+    """Prints the bill of idle brokers, or of brokers whose topics get records."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--brokers", type=int, default=1)
+    parser.add_argument("--topics", type=int, default=0)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--records", type=float, default=0.0, help="per second, of all topics")
+    parser.add_argument("--puts-per-second", type=float, default=20.0, help="of each broker")
+    parser.add_argument("--after", type=float, default=5.0, help="minutes before the bill begins")
+    parser.add_argument("--minutes", type=float, default=10.0)
+    given = parser.parse_args()
+    quiet = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    structlog.configure(wrapper_class=quiet)
+    requests = RequestSettings(puts_per_second=given.puts_per_second)
+    names = [f"t{number}" for number in range(given.topics)]
+    with Bucket() as bucket:
+        for _ in range(given.brokers):
+            bucket.start(BrokerSettings(requests=requests))
+        bucket.create(names, given.partitions)
+        if given.records:
+            bucket.produce(names, given.partitions, given.records)
+        bucket.pass_time(60 * given.after)
+        print(bucket.bill(given.minutes))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
