@@ -17,7 +17,7 @@ peers interoperate; a new field must have a default. Consumer group messages are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -43,7 +43,9 @@ from sparklog.formats.group_messages import (
     SyncGroup,
 )
 from sparklog.formats.topic_names import MIRROR_SOURCE
-from sparklog.formats.values.columns import Column, ColumnSet, Plan
+
+if TYPE_CHECKING:
+    from sparklog.formats.values.columns import ColumnSet, Plan
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -585,6 +587,8 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def plan(self) -> Plan | None:
         """The typed columns that new records fill; None if there are none."""
+        from sparklog.formats.values.columns import Column, Plan  # they load pyarrow.compute
+
         found = tuple(
             Column(name=each.name, field=each.field, type=each.type, filled=(0,))
             for each in self.columns

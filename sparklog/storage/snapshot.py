@@ -10,12 +10,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
 from sparklog import limits
-from sparklog.formats.values.columns import ColumnSet
+
+if TYPE_CHECKING:  # it loads pyarrow.compute, which most commands do without
+    from sparklog.formats.values.columns import ColumnSet
 
 COMPRESSION_EXPECTED = 16  # the assumed ratio if the decompressed size is unknown
 
