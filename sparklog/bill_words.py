@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparklog.display import counted
-from sparklog.formats.flight_messages import StoreBill
+from sparklog.formats.store_bill import StoreBill
 from sparklog.prices import OWN_PRICES
 
 _UNNAMED_DOLLARS = 0.5

@@ -19,7 +19,7 @@ from sparklog.bench.report import BenchOptions, Measurement, Workload
 from sparklog.bench.workload import DELAY_SECONDS, Brokers, Sent, SpillingStore, brokers
 from sparklog.broker.metrics.bill import bill_between
 from sparklog.clock import SystemClock
-from sparklog.formats.flight_messages import StoreBill
+from sparklog.formats.store_bill import StoreBill
 from sparklog.limits import GIB
 from sparklog.storage.objects import MemoryStore, Purpose, Usage, total
 from sparklog.storage.table import delta_log

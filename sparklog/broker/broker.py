@@ -49,6 +49,7 @@ from sparklog.broker.topics import TopicAdmin, TopicDefaults
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.config_rules import ConfigType, Edit
+from sparklog.formats.store_bill import StoreBill
 from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata.model import BrokerRegistration
@@ -168,7 +169,7 @@ class Broker:
         """Proves which root this broker serves; set by the owner once it serves."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
         """Returns this broker's metrics; set by the owner once it serves."""
-        self.bill: Callable[[], flight_messages.StoreBill | None] = lambda: None
+        self.bill: Callable[[], StoreBill | None] = lambda: None
         """Returns the present bill of the object store, if there is one; set by the owner."""
         self.security_version: Callable[[], int] = lambda: 0
         """Returns the version of the users and ACLs that are in force; set by the owner."""

@@ -133,7 +133,7 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
 def _of_bill(report: StatusReport) -> Iterator[tuple[str, str]]:
     """Yields the requests to an object store in the last minute, and what they cost."""
     from sparklog import bill_words
-    from sparklog.formats.flight_messages import joint_bill
+    from sparklog.formats.store_bill import joint_bill
 
     bill = joint_bill(report.bills)
     if bill is not None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sparklog import bill_words
 from sparklog.display import counted
-from sparklog.formats.flight_messages import joint_bill
+from sparklog.formats.store_bill import joint_bill
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 
-    from sparklog.formats.flight_messages import BrokerFigures, StoreBill
+    from sparklog.formats.flight_messages import BrokerFigures
+    from sparklog.formats.store_bill import StoreBill
 
 _BETWEEN: Final = 2
 """The spaces between two columns."""

@@ -11,12 +11,11 @@ Headers of batches are sent as app metadata. A batch to be appended is a payload
 `record.PAYLOAD_SCHEMA` with `value`; the replies come in the order of the batches. A failure is a
 Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that old and new
 peers interoperate; a new field must have a default. Consumer group messages are in
-`group_messages`.
+`group_messages`, bills in `store_bill`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -42,10 +41,11 @@ from sparklog.formats.group_messages import (
     SyncedGroup,
     SyncGroup,
 )
+from sparklog.formats.store_bill import StoreBill
 from sparklog.formats.topic_names import MIRROR_SOURCE
 
 if TYPE_CHECKING:
-    from sparklog.formats.values.columns import ColumnSet, Plan
+    from sparklog.formats.values.columns import Column, ColumnSet, Plan
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
@@ -240,64 +240,6 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     work: str
     """`writes`, `heartbeats`, `connections` or `streams`."""
     reason: str
-
-
-class StoreRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests per second to an object store for one purpose, and their price."""
-
-    purpose: str
-    """See `storage.objects.Purpose`."""
-    puts: float = 0.0
-    lists: float = 0.0
-    reads: float = 0.0
-    written_bytes: float = 0.0
-    read_bytes: float = 0.0
-    dollars_per_month: float = 0.0
-
-
-class StoreBill(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A broker's present requests to its object store, and what they cost in a month."""
-
-    prices: str
-    """The name of the store whose prices these are."""
-    seconds: float
-    """The time over which the requests were counted: about a minute."""
-    warn_dollars_per_month: float = 0.0
-    """The bill of a broker above which `sparklog doctor` warns."""
-    rates: list[StoreRates] = []
-    """Those with requests in that time."""
-
-    @property
-    def total(self) -> StoreRates:
-        """The rates for all purposes together."""
-        return _sum_rates("", self.rates)
-
-
-def joint_bill(bills: Sequence[StoreBill]) -> StoreBill | None:
-    """Returns the bill of several brokers of a root together; None if none has one."""
-    if not bills:
-        return None
-    rates = [each for bill in bills for each in bill.rates]
-    return StoreBill(
-        prices=", ".join(dict.fromkeys(bill.prices for bill in bills)),
-        seconds=min(bill.seconds for bill in bills),
-        rates=[
-            _sum_rates(purpose, [each for each in rates if each.purpose == purpose])
-            for purpose in dict.fromkeys(each.purpose for each in rates)
-        ],
-    )
-
-
-def _sum_rates(purpose: str, rates: Sequence[StoreRates]) -> StoreRates:
-    return StoreRates(
-        purpose=purpose,
-        puts=sum(each.puts for each in rates),
-        lists=sum(each.lists for each in rates),
-        reads=sum(each.reads for each in rates),
-        written_bytes=sum(each.written_bytes for each in rates),
-        read_bytes=sum(each.read_bytes for each in rates),
-        dollars_per_month=sum(each.dollars_per_month for each in rates),
-    )
 
 
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -585,15 +527,26 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The number of records in files that were written without one of the columns now filled."""
 
     @property
+    def known_columns(self) -> tuple[Column, ...]:
+        """The typed columns; the times at which they were filled are not known."""
+        from sparklog.formats.values.columns import Column  # it loads pyarrow.compute
+
+        return tuple(
+            Column(
+                name=each.name,
+                field=each.field,
+                type=each.type,
+                filled=(0,) if each.is_filled else (),
+            )
+            for each in self.columns
+        )
+
+    @property
     def plan(self) -> Plan | None:
         """The typed columns that new records fill; None if there are none."""
-        from sparklog.formats.values.columns import Column, Plan  # they load pyarrow.compute
+        from sparklog.formats.values.columns import Plan  # it loads pyarrow.compute
 
-        found = tuple(
-            Column(name=each.name, field=each.field, type=each.type, filled=(0,))
-            for each in self.columns
-            if each.is_filled
-        )
+        found = tuple(each for each in self.known_columns if each.is_filled)
         return Plan(found, "") if found else None
 
     @property

@@ -28,10 +28,9 @@ from sparklog.formats.flight_messages import (
     ClusterDescription,
     GroupLag,
     MemoryBudget,
-    StoreBill,
-    StoreRates,
     TopicFigures,
 )
+from sparklog.formats.store_bill import StoreBill, StoreRates
 from sparklog.terminal.commands import ExitCode
 from tests.support.standing import standing
 from tests.support.waiting import wait_until

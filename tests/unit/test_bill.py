@@ -16,7 +16,7 @@ from sparklog.cli import app
 from sparklog.client.connection import Connection
 from sparklog.client.log import Log
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.formats.flight_messages import StoreBill, StoreRates, joint_bill
+from sparklog.formats.store_bill import StoreBill, StoreRates, joint_bill
 from sparklog.prices import SECONDS_PER_MONTH, Prices, price_table, prices_of
 from sparklog.settings import (
     BrokerSettings,

@@ -15,7 +15,8 @@ from sparklog import doctor, errors, limits
 from sparklog.cli import app
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.doctor import CheckResult, CheckState
-from sparklog.formats.flight_messages import BrokerInfo, StoreBill, StoreRates
+from sparklog.formats.flight_messages import BrokerInfo
+from sparklog.formats.store_bill import StoreBill, StoreRates
 from sparklog.security.acl import Operation, ResourceType
 from sparklog.security.policies import with_policy
 from sparklog.security.state import Mode

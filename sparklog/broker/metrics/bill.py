@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from sparklog.clock import Clock
-from sparklog.formats.flight_messages import StoreBill, StoreRates
+from sparklog.formats.store_bill import StoreBill, StoreRates
 from sparklog.prices import SECONDS_PER_MONTH, Prices
 from sparklog.storage.objects import Purpose, Usage
 
