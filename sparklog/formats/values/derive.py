@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import decimal
 import functools
-import gc
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -36,6 +34,7 @@ from sparklog.formats.values.json_rules import JsonNumber, ValueMismatch
 from sparklog.formats.values.msgspec_types import leaf_type, python_type, row_type
 from sparklog.formats.values.sizes import SLOT_BYTES_FACTOR, SlotLimit
 from sparklog.formats.values.typed_arrays import Build, builder_of
+from sparklog.gc_pause import paused_gc
 
 ERROR_CHARACTERS: Final = 200
 
@@ -103,7 +102,7 @@ class Deriver:
         """Returns the columns of these values. No bytes raise an error."""
         blocks = []
         for block in _blocks(values):
-            with _without_gc():
+            with paused_gc():  # it took a quarter of the time for values with arrays
                 blocks.append(_Block(block, self._limit).derived(self._fields, self._layers))
         if len(blocks) == 1:
             return blocks[0]
@@ -129,22 +128,6 @@ def _blocks(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
         start = stop
         if start >= len(values):
             return
-
-
-@contextmanager
-def _without_gc() -> Iterator[None]:
-    """Disables the garbage collector while a block exists as Python objects, without any cycle.
-
-    It took a quarter of the time for values with arrays.
-    """
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 # ------------------------------------------------------------------------------ columns
