@@ -7,7 +7,8 @@ times are microseconds since the Unix epoch, UTC.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -133,16 +134,15 @@ class TableSnapshot:
 
     @property
     def unfilled_rows(self) -> int:
-        """The number of rows in files without all columns that new files have."""
-        columns = self.columns
-        if columns is None:
-            return 0
-        return sum(
-            file.rows or 0
-            for files in self.files
-            for file in files
-            if not columns.is_full(file.columns)
-        )
+        """The number of rows in files without all typed columns that new files have."""
+        return sum(file.rows or 0 for files in self.files for file in self.unfilled(files))
+
+    def unfilled(self, files: Iterable[TableFile]) -> list[TableFile]:
+        """Returns the files without all typed columns that new files have."""
+        if self.columns is None:
+            return []
+        is_full = functools.cache(self.columns.is_full)  # most files have the same tag
+        return [file for file in files if not is_full(file.columns)]
 
 
 # ------------------------------------------------------------------------------ the WAL

@@ -195,11 +195,9 @@ class TableFigures:
         self.bytes += size
         self.small_files += len(small)
         self.debt_bytes += sum(small) if len(small) >= enough else 0
-        columns = self.snapshot.columns
-        if columns is not None:
+        if self.snapshot.columns is not None:
             self.misfits += sum(each.misfits or 0 for each in files)
-            lacking = (each for each in files if not columns.is_full(each.columns))
-            self.unfilled_rows += sum(each.rows or 0 for each in lacking)
+            self.unfilled_rows += sum(each.rows or 0 for each in self.snapshot.unfilled(files))
 
 
 @dataclass(slots=True, kw_only=True)

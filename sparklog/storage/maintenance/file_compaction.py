@@ -122,7 +122,11 @@ def choose(
                 )
         if everything:
             chosen = {file.path for pack in packs for file in pack}
-            packs += [[file] for file in _unfilled(files, snapshot) if file.path not in chosen]
+            packs += [
+                [file]
+                for file in snapshot.unfilled(files)
+                if _is_known(file) and file.path not in chosen
+            ]
         groups += [
             FileGroup(
                 topic_id=snapshot.topic_id or "",
@@ -146,14 +150,6 @@ def _changed(
         # Snapshots of one table share the files of partitions that have not changed.
         if partition >= len(known) or files is not known[partition]:
             yield partition, files
-
-
-def _unfilled(files: Sequence[TableFile], snapshot: TableSnapshot) -> Iterator[TableFile]:
-    """Yields files without all typed columns that new files have."""
-    columns = snapshot.columns
-    for file in files:
-        if columns is not None and _is_known(file) and not columns.is_full(file.columns):
-            yield file
 
 
 def _is_known(file: TableFile) -> bool:
