@@ -482,16 +482,16 @@ def columns_of(config: Mapping[str, str], known: ColumnSet | None) -> ColumnSet 
 
     Raises `BadOption`.
     """
+    schema = value_of(config, VALUE_SCHEMA)
+    if schema and not is_typed(config):
+        reason = f"it needs {VALUE_FORMAT}={JSON}"
+        raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=reason)
+    if not schema and known is None:
+        return None
     from sparklog.formats.values import columns, ddl  # pyarrow, which `--help` does without
 
-    schema, wanted = value_of(config, VALUE_SCHEMA), []
     try:
-        if is_typed(config):
-            wanted = ddl.parse(schema) if schema else []
-        elif schema:
-            reason = f"it needs {VALUE_FORMAT}={JSON}"
-            raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=reason)
-        return columns.with_fields(known, wanted)
+        return columns.with_fields(known, ddl.parse(schema) if schema else [])
     except ddl.InvalidDdl as error:
         raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=str(error)) from None
     except columns.ChangedType as error:
