@@ -290,7 +290,7 @@ class Log(Admin):
         info = describe(self.connection, arguments.topic(topic))
         count = arguments.whole("records", records)
         values = read_newest(self.connection, info, count).column("value").to_pylist()
-        return propose(values, info.plan.columns if info.plan is not None else ())
+        return propose(values, info.known_columns)
 
     def offsets_for_times(self, topic: str, when: datetime | str) -> dict[int, int]:
         """Returns, by partition, the offset of the first record at `when` or later, or the end.

@@ -17,7 +17,6 @@ Pure: no I/O. The set is stored in the table's properties, and is part of the fo
 from __future__ import annotations
 
 import functools
-import re
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -34,8 +33,6 @@ RULES: Final = 1
 """The version of the rules by which values are derived (`derive`)."""
 
 _RESERVED: Final = frozenset((*(name.lower() for name in ROW_SCHEMA.names), ERROR))
-_REFUSED: Final = re.compile(r"[ ,;{}()\n\t=]")
-"""Characters that Delta rejects in column names."""
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -157,12 +154,8 @@ def decode(text: str) -> ColumnSet:
     return found
 
 
-def _type_of(text: str) -> pa.DataType:
-    return _types(text)
-
-
 @functools.lru_cache(maxsize=1_024)
-def _types(text: str) -> pa.DataType:
+def _type_of(text: str) -> pa.DataType:
     (field,) = ddl.parse(f"c {text}")
     return field.type
 
@@ -229,12 +222,10 @@ def with_fields(known: ColumnSet | None, wanted: Sequence[pa.Field]) -> ColumnSe
 def column_name(field: str, taken: Iterable[str] = ()) -> str:
     """Returns the name of a field's column; `taken`: names of other columns, in lower case.
 
-    Delta's names are case-insensitive, and may not contain some characters.
+    Delta's names are case-insensitive.
     """
-    name = _REFUSED.sub("_", field)
     others = {*taken}
-    if name.lower() in _RESERVED:
-        name = f"value_{name}"
+    name = f"value_{field}" if field.lower() in _RESERVED else field
     found, number = name, 2
     while found.lower() in _RESERVED or found.lower() in others:
         found, number = f"{name}_{number}", number + 1

@@ -126,12 +126,15 @@ def _identifier(name: str) -> str:
 
 def is_usable(name: str) -> bool:
     """Returns whether Delta accepts the name for a new column."""
-    return bool(name) and not _REFUSED.search(name)
+    return bool(name) and is_text(name) and not _REFUSED.search(name)
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
     """Returns whether UTF-8 can encode the name, which may contain half of a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
+    try:
+        return name.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def list_of(kind: pa.DataType) -> pa.ListType:
@@ -214,7 +217,7 @@ class _Parser:
             raise self._error(token.at, "the name of a column or field is missing", path)
         name = token.text.replace("``", "`") if token.kind == "quoted" else token.text
         inside = f"{path}.{name}" if path else name
-        if not (is_usable(name) and _is_text(name)):
+        if not is_usable(name):
             raise self._error(token.at, f"Delta does not accept the name {name!r}", path)
         if name.lower() in known:
             raise self._error(token.at, "the name is used twice; its case does not matter", inside)

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from sparklog import errors
+from sparklog.formats.values.ddl import is_text
 from sparklog.formats.values.json_rules import ObjectDecoder, ValueMismatch
 
 INFERRED_FIELDS = 1_000  # maximum number of new ones in one window's objects, including nested ones
@@ -43,15 +44,7 @@ def kind_of(value: Any, depth: int = 0) -> Kind:
         return "STRING"
     if isinstance(value, list):
         return [functools.reduce(merged, (kind_of(each, depth + 1) for each in value), None)]
-    return {name: kind_of(each, depth + 1) for name, each in value.items() if _is_text(name)}
-
-
-def _is_text(name: str) -> bool:
-    """Returns whether UTF-8 can encode the name, which may contain a lone surrogate."""
-    try:
-        return name.encode() is not None
-    except UnicodeEncodeError:
-        return False
+    return {name: kind_of(each, depth + 1) for name, each in value.items() if is_text(name)}
 
 
 def merged(one: Kind, other: Kind) -> Kind:

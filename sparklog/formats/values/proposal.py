@@ -3,7 +3,7 @@
 - A proposal depends on the values alone, not on their order.
 - An object with more than `MAP_KEYS` keys in all values together is a MAP: its keys are data.
 - A field that cannot be a column is named with the reason: one that is always null, or whose name
-  Delta does not accept.
+  Delta does not accept. So is one whose column was dropped.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from sparklog.formats.values.inference import Kind, kind_of, merged
 
 MAP_KEYS: Final = 50
 _SHOWN: Final = 40
+_DROPPED: Final = "its column was dropped; to fill it again, add it to value.schema"
 _TOO_MANY: Final = f"a table has at most {ddl.MAX_LEAVES} columns and nested fields"
 
 
@@ -63,9 +64,18 @@ class Proposal:
 
 
 def propose(values: Iterable[bytes | None], known: Sequence[Column] = ()) -> Proposal:
-    """Proposes columns for the fields of these values that have none yet."""
+    """Proposes columns for the fields of these values that have none yet.
+
+    Args:
+        values: of records.
+        known: all typed columns of the table. Without one that is filled, the columns that are not
+            filled are proposed again, with their types; otherwise they have been dropped one by
+            one, and are not proposed.
+    """
     found: dict[str, tuple[Kind, int, str]] = {}
-    skipped = frozenset(each.field for each in known)
+    filled = [each for each in known if each.is_filled]
+    unfilled = {each.field: each for each in known if not each.is_filled}
+    skipped = frozenset(each.field for each in filled)
     records = objects = 0
     for value in values:
         if value is None:
@@ -82,20 +92,20 @@ def propose(values: Iterable[bytes | None], known: Sequence[Column] = ()) -> Pro
     columns: list[ProposedColumn] = []
     left_out: list[str] = []
     taken = {name.lower() for name in skipped}
-    leaves = 0
+    leaves = sum(_leaves(each.as_field.type) for each in filled)
     for name, (kind, count, example) in found.items():
-        column = _type(kind)
-        reason = _reason(name, column, taken)
+        column = unfilled[name].as_field.type if name in unfilled else _type(kind)
+        reason = _DROPPED if name in unfilled and filled else _reason(name, column, taken)
         if column is not None and not reason:
             leaves += _leaves(column)
             reason = _TOO_MANY if leaves > ddl.MAX_LEAVES else ""
         if column is None or reason:
-            left_out.append(f"{name}: {reason}")
+            left_out.append(f"{_printable(name)}: {reason}")
             continue
         taken.add(name.lower())
         field = pa.field(name, column)
         columns.append(ProposedColumn(field=field, records=count, example=example))
-    fields = [pa.field(each.field, each.as_field.type) for each in known]
+    fields = [pa.field(each.field, each.as_field.type) for each in filled]
     return Proposal(
         columns=columns, left_out=left_out, records=records, objects=objects, known=fields
     )
@@ -109,6 +119,10 @@ def _object(value: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
+def _printable(name: str) -> str:
+    return name if name.isprintable() else json.dumps(name)
+
+
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
@@ -119,6 +133,8 @@ def _reason(name: str, kind: pa.DataType | None, taken: Iterable[str]) -> str:
         return "its values are empty"
     if not ddl.is_usable(name):
         return "Delta does not accept the name"
+    if not name.isprintable():
+        return "its name has characters that cannot be printed"
     if name.lower() in taken:
         return "another field differs only in case"
     return ""

@@ -37,7 +37,8 @@ def find(table: TopicTable) -> str:
     seconds = (table.clock.now_us() - files[-1].modified_us) / 1e6
     if seconds < ENOUGH_SECONDS and sum(file.rows or 0 for file in files) < ENOUGH_RECORDS:
         return ""
-    return propose(_values(table, snapshot, files)).schema
+    known = snapshot.columns.columns if snapshot.columns is not None else ()
+    return propose(_values(table, snapshot, files), known).schema
 
 
 def _age(file: TableFile) -> int:
