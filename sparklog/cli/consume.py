@@ -82,6 +82,15 @@ MetadataOption = Annotated[
     bool, typer.Option("--metadata", help="Also print partition, offset and timestamp.")
 ]
 
+TypedOption = Annotated[
+    bool,
+    typer.Option(
+        "--typed",
+        help="Print the typed columns of the topic's table instead of the value: in text as a JSON"
+        " object. With arrow, after all other columns.",
+    ),
+]
+
 
 def consume(
     topic: TopicArgument,
@@ -94,6 +103,7 @@ def consume(
     keys: KeysOption = False,
     headers: HeadersOption = False,
     metadata: MetadataOption = False,
+    typed: TypedOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
@@ -115,14 +125,18 @@ def consume(
     with open_log(root, bootstrap, wait) as log:
         from sparklog.cli.writing import write
 
+        fields = _typed_fields(log, topic) if typed else []
+        if fields:
+            columns = _with_typed(columns, [field.name for field in fields])
         if group is None:
             with _consumer(log, topic, point, partition, follow=follow, columns=columns) as alone:
-                write(_up_to(alone, max_records), sys.stdout.buffer, output)
+                write(_up_to(alone, max_records), sys.stdout.buffer, output, fields)
             return
-        with log.consumer(topic, start=point, follow=follow, group=group) as member:
+        needed = None if columns is None else list(dict.fromkeys(("partition", "offset", *columns)))
+        with log.consumer(topic, start=point, follow=follow, group=group, columns=needed) as member:
             batches = _GroupBatches(member, topic, columns, max_records)
             try:
-                write(batches, sys.stdout.buffer, output)
+                write(batches, sys.stdout.buffer, output, fields)
             except KeyboardInterrupt:
                 batches.commit_written()
                 raise
@@ -172,6 +186,25 @@ def _columns(keys: bool, headers: bool, metadata: bool) -> list[str]:
     wanted += ["key"] if keys else []
     wanted += ["headers"] if headers else []
     return [*wanted, "value"]
+
+
+def _typed_fields(log: Log, topic: str) -> list[pa.Field]:
+    """Returns the topic's typed columns. Raises `WrongSchema` if there are none."""
+    plan = log.describe(topic).plan
+    if plan is None:
+        add = f"sparklog topics columns {topic} --accept"
+        raise errors.WrongSchema(reason=f"topic {topic} has no typed columns; to add some: {add}")
+    return plan.fields
+
+
+def _with_typed(columns: list[str] | None, typed: list[str]) -> list[str]:
+    """Adds typed columns: all, or, except for Arrow, those with values before the error."""
+    if columns is None:
+        from sparklog.formats.record import ROW_SCHEMA
+
+        return [*ROW_SCHEMA.names, *typed]
+    error, *others = typed
+    return [*(name for name in columns if name != "value"), *others, error]
 
 
 def _up_to(consumer: Consumer, max_records: int | None) -> Iterator[pa.RecordBatch]:

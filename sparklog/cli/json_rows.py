@@ -6,7 +6,7 @@ Rules:
   which JSON lacks.
 - Numbers keep Arrow's digits. Times become ISO 8601, with `Z` if the column has a time zone. Bytes
   become text, or `{"base64":"…"}` if a value is not UTF-8.
-- Values of nested columns are converted one by one in Python.
+- Structs and maps become objects, the latter with their keys as strings; lists become arrays.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from sparklog import arrow
 
 _NULL: Final = "null"
 _CONTROL: Final = "[\\x00-\\x1f]"
@@ -54,6 +57,14 @@ def json_values(column: pa.Array) -> pa.Array:
         texts = quoted(iso_times(column))
     elif pa.types.is_date(kind) or pa.types.is_time(kind):
         texts = quoted(column.cast(pa.string()))
+    elif pa.types.is_struct(kind):
+        members = [json_values(each) for each in column.flatten()]
+        texts = json_rows(members, [field.name for field in kind]) if members else "{}"
+        texts = pc.if_else(column.is_valid(), texts, pa.scalar(None, pa.string()))
+    elif pa.types.is_map(kind):
+        texts = _json_maps(column)
+    elif _is_list(kind):
+        texts = _json_lists(column)
     else:
         texts = pa.array([_text(value) for value in column.to_pylist()], pa.string())
     return pc.fill_null(texts, _NULL)
@@ -91,6 +102,30 @@ def quoted(column: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(quote, column, quote, pa.scalar(""))
 
 
+def _json_lists(column: pa.Array) -> pa.Array:
+    items = json_values(column.flatten())
+    return _joined(column, pc.list_value_length(column), items, "[", "]")
+
+
+def _json_maps(column: pa.Array) -> pa.Array:
+    lists = column.cast(
+        pa.list_(pa.struct([("k", column.type.key_type), ("v", column.type.item_type)]))
+    )
+    keys, values = lists.flatten().flatten()
+    names = json_values(keys if _is_text(keys.type) else keys.cast(pa.string()))
+    members = pc.binary_join_element_wise(names, json_values(values), pa.scalar(":"))
+    return _joined(column, pc.list_value_length(lists), members, "{", "}")
+
+
+def _joined(column: pa.Array, lengths: pa.Array, items: pa.Array, start: str, end: str) -> pa.Array:
+    """Returns the items of each row in brackets; they are those of all rows that are not null."""
+    offsets = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(arrow.as_numpy(pc.fill_null(lengths, 0)), out=offsets[1:])
+    rows = pa.ListArray.from_arrays(pa.array(offsets), items, mask=column.is_null())
+    joined = pc.binary_join(rows, ",")
+    return pc.binary_join_element_wise(pa.scalar(start), joined, pa.scalar(end), pa.scalar(""))
+
+
 def _json_bytes(column: pa.Array) -> pa.Array:
     try:
         return quoted(column.cast(pa.string()))
@@ -111,6 +146,10 @@ def _text(value: Any) -> str:
 
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

@@ -6,6 +6,8 @@ Rules:
 - A line of JSON is unambiguous. Null differs from empty text. A value that is a JSON object or
   array is JSON, and any other is a string, so that the bytes `null` differ from a tombstone. Bytes
   that are not UTF-8 are `{"base64":"…"}`; a value that is such an object itself is a string.
+- Typed columns take the place of the value: in text as one JSON object, in a line of JSON as
+  its members.
 - Only values that look like JSON need Python code per record; all else is done by column.
 - Each batch is flushed, because a reader may wait for it.
 """
@@ -32,10 +34,18 @@ _LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
 _check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
-def write(batches: Iterable[pa.RecordBatch], out: BinaryIO, output: OutputFormat) -> None:
-    """Writes each batch as it arrives. Columns are from `record.ROW_SCHEMA`; Arrow needs all."""
+def write(
+    batches: Iterable[pa.RecordBatch],
+    out: BinaryIO,
+    output: OutputFormat,
+    typed: Sequence[pa.Field] = (),
+) -> None:
+    """Writes each batch as it arrives.
+
+    Its columns are from `record.ROW_SCHEMA`, and then the typed ones; Arrow needs them all.
+    """
     if output is OutputFormat.ARROW:
-        with pa.ipc.new_stream(out, ROW_SCHEMA) as writer:
+        with pa.ipc.new_stream(out, pa.schema([*ROW_SCHEMA, *typed])) as writer:
             for batch in batches:
                 writer.write_batch(batch.replace_schema_metadata(None))
                 out.flush()
@@ -48,8 +58,13 @@ def write(batches: Iterable[pa.RecordBatch], out: BinaryIO, output: OutputFormat
 
 
 def _text_lines(batch: pa.RecordBatch) -> pa.Array:
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    typed = [name for name in columns if name not in ROW_SCHEMA.names]
+    if typed:
+        values = [json_values(columns.pop(name)) for name in typed]
+        columns["value"] = json_rows(values, typed)
     parts: list[Any] = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+    for name, column in columns.items():
         parts += [_TAB] if parts else []
         parts.append(pc.fill_null(_as_bytes(name, column), b""))
     return pc.binary_join_element_wise(*parts, _NEWLINE, _NOTHING)
@@ -71,15 +86,12 @@ def _header_text(headers: Sequence[dict[str, Any]] | None) -> bytes:
 
 
 def _json_lines(batch: pa.RecordBatch) -> pa.Array:
-    values = [_json_column(*each) for each in zip(batch.schema.names, batch.columns, strict=True)]
+    values = [
+        _json_documents(column) if name == "value" else json_values(column)
+        for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
     lines = json_rows(values, batch.schema.names)
     return pc.binary_join_element_wise(lines, pa.scalar("\n"), pa.scalar(""))
-
-
-def _json_column(name: str, column: pa.Array) -> pa.Array:
-    if name == "headers" and column.null_count < len(column):
-        return _json_headers(column)
-    return _json_documents(column) if name == "value" else json_values(column)
 
 
 def _json_documents(column: pa.Array) -> pa.Array:
@@ -105,23 +117,6 @@ def _json_document(value: bytes) -> str | None:
     except (UnicodeDecodeError, msgspec.DecodeError, AttributeError):
         return None
     return text
-
-
-def _json_headers(column: pa.Array) -> pa.Array:
-    """Returns a JSON list of `{"key":…,"value":…}` per row, since a header may occur twice."""
-    flat = column.flatten()
-    objects = json_rows([json_values(each) for each in flat.flatten()], ["key", "value"])
-    rows = pa.ListArray.from_arrays(_offsets(column), objects, mask=column.is_null())
-    joined = pc.binary_join(rows, ",")
-    listed = pc.binary_join_element_wise(pa.scalar("["), joined, pa.scalar("]"), pa.scalar(""))
-    return pc.fill_null(listed, "null")
-
-
-def _offsets(column: pa.Array) -> pa.Array:
-    """Returns the offsets of the lists in the flattened column, which omits null rows."""
-    lengths = pc.fill_null(pc.list_value_length(column), 0)
-    ends = pc.cumulative_sum(lengths)
-    return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
 
 
 def _content(lines: pa.Array) -> memoryview:

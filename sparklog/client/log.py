@@ -163,7 +163,9 @@ class Log(Admin):
                 partitions without a valid committed offset; "error" raises for them.
             follow: wait for new records indefinitely (the default). False: stop at the end offsets
                 as of when the consumer is opened or, in a group, is assigned the partition.
-            columns: the columns to fetch; all by default. A `Record` has None for the others.
+            columns: the columns to fetch; all by default. A `Record` has None for the others. For a
+                single topic also typed columns of its table, which only `batches` returns: those
+                that the topic has when the consumer is opened.
             max_poll_rows: maximum number of records that one `poll` returns; 1,000 by default.
             buffer_bytes: memory for records that are read ahead; 32 MiB by default.
             key_deserializer: returns a key from its bytes; a null key stays None.

@@ -11,13 +11,17 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.client import arguments
 from sparklog.client.connection import Connection
-from sparklog.client.consumer.reading import read_range, wire_columns
+from sparklog.client.consumer.reading import (
+    check_columns,
+    read_range,
+    wire_columns,
+    with_typed_columns,
+)
 from sparklog.client.json_frames import VALUE_FORMATS, ValueFormat, ValueReader
 from sparklog.client.offsets import Point, Points, describe, offsets_of
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 from sparklog.formats.values.columns import Plan
-from sparklog.formats.values.typed import typed_columns
 
 
 def read_table(
@@ -66,9 +70,7 @@ def read_table(
             if decodes:
                 decoded += reader.decode(partition, batch)
             if plan is not None:
-                typed = typed_columns(plan, batch.column("value"))
-                for field, column in zip(plan.fields, typed.columns, strict=True):
-                    batch = batch.append_column(field, column)
+                batch = with_typed_columns(batch, plan)
             batches.append(batch.select(names))
         return batches, decoded
 
@@ -105,16 +107,10 @@ def _schema(
 
     Raises `WrongSchema` for a column that the topic does not have.
     """
-    plan = info.plan
-    known = {field.name: field for field in (*ROW_SCHEMA, *(plan.fields if plan else ()))}
-    for name in names or ():
-        if name not in known:
-            raise errors.WrongSchema(
-                reason=f"topic {info.topic} has no column {name!r}; it has {', '.join(known)}"
-            )
+    known = check_columns(info, names or ())
     schema = pa.schema([known[name] for name in (known if names is None else names)])
     is_typed = any(name not in ROW_SCHEMA.names for name in schema.names)
-    return schema, plan if is_typed else None
+    return schema, info.plan if is_typed else None
 
 
 def _bounds(

@@ -1019,6 +1019,49 @@ def test_consume_arrow(broker: LiveBroker) -> None:
         assert (table.schema, table.num_rows) == (ROW_SCHEMA, count)
 
 
+TYPED = (
+    b'{"at": "2026-01-02T03:04:05Z", "amount": 1.50, "items": ["a\\t"], "s": {"m": {"k": 1}}}',
+    b'{"amount": "n/a"}',
+    None,
+)
+SHOWN = (
+    {
+        "at": "2026-01-02T03:04:05.000000Z",
+        "amount": 1.5,
+        "items": ["a\t"],
+        "s": {"m": {"k": 1}},
+        "_error": None,
+    },
+    {
+        **dict.fromkeys(("at", "amount", "items", "s")),
+        "_error": 'value: amount: "n/a" is not a valid DECIMAL(5,2)',
+    },
+    dict.fromkeys(("at", "amount", "items", "s", "_error")),
+)
+
+
+def test_consume_typed(broker: LiveBroker) -> None:
+    """Typed columns take the place of the value, alone and in a group; the error is the last."""
+    schema = "at TIMESTAMP, amount DECIMAL(5,2), items ARRAY<STRING>, s STRUCT<m: MAP<STRING, INT>>"
+    broker.create("typed", 1, value_format="json", value_schema=schema)
+    fill(broker, "typed", *((0, b"k", value) for value in TYPED))
+    for more in ((), ("--group", "g")):
+        text = ask(broker, "consume", "typed", "--typed", "--keys", *more).stdout.splitlines()
+        assert [line.split("\t")[0] for line in text] == ["k"] * 3
+        assert [json.loads(line.split("\t")[1]) for line in text] == [*SHOWN]
+    assert '"amount":1.50,' in text[0]
+    lines = ask(broker, "consume", "typed", "--typed", "--output", "jsonl", "--metadata").stdout
+    first, *_ = [json.loads(line) for line in lines.splitlines()]
+    assert list(first) == ["partition", "offset", "timestamp", *SHOWN[0]]
+    content = ask(broker, "consume", "typed", "--typed", "--output", "arrow").stdout_bytes
+    table = pa.ipc.open_stream(io.BytesIO(content)).read_all()
+    assert table.schema.names[-6:] == ["headers", "_error", "at", "amount", "items", "s"]
+    assert table["value"].to_pylist() == [*TYPED]
+    refused = ask(broker, "consume", "t1", "--typed")
+    assert refused.exit_code == ExitCode.FAILED
+    assert "sparklog topics columns t1 --accept" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -1255,7 +1298,19 @@ _SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
     pa.bool_(): st.booleans(),
     pa.binary(): st.binary(),
-    pa.list_(pa.int64()): st.lists(st.integers(-9, 9)),
+    pa.list_(pa.int64()): st.lists(st.none() | st.integers(-9, 9)),
+    pa.list_(pa.list_(pa.binary())): st.lists(st.none() | st.lists(st.binary(max_size=2))),
+    pa.struct([("a", pa.float64()), ("b", pa.list_(pa.string()))]): st.fixed_dictionaries(
+        {
+            "a": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+            "b": st.none() | st.lists(st.text()),
+        }
+    ),
+    pa.map_(pa.string(), pa.decimal128(20, 3)): st.dictionaries(
+        st.text(),
+        st.none() | st.integers(-9, 9).map(lambda n: decimal.Decimal(n).scaleb(-3)),
+        min_size=1,  # an empty list of pairs is not known as a map
+    ).map(lambda found: [*found.items()]),
     pa.decimal128(20, 3): st.integers(-(10**15), 10**15).map(
         lambda n: decimal.Decimal(n).scaleb(-3)
     ),
@@ -1270,11 +1325,18 @@ _SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {
 def test_json_of_any_column(column: tuple[pa.DataType, list[Any]]) -> None:
     """The standard library reads the row's values from its JSON."""
     kind, values = column
-    found = json_rows.json_rows([json_rows.json_values(pa.array(values, kind))], ['a"b'])
+    part = pa.array([None, *values, None], kind)[1:-1]
+    found = json_rows.json_rows([json_rows.json_values(part)], ['a"b'])
     assert [json.loads(row)['a"b'] for row in found.to_pylist()] == [_plain(v) for v in values]
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], tuple):  # a map
+        return {key: _plain(each) for key, each in value}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, decimal.Decimal):
         return float(value)
     if isinstance(value, bytes):
@@ -1307,6 +1369,8 @@ def test_json_of_what_it_lacks() -> None:
     assert json_rows.json_values(naive).to_pylist() == ['"2013-01-01T05:00:00"']
     assert json_rows.json_values(pa.array([at.date()])).to_pylist() == ['"2013-01-01"']
     assert json_rows.json_values(pa.nulls(1)).to_pylist() == ["null"]
+    maps = pa.array([[], None, [(1, None)]], pa.map_(pa.int8(), pa.int8()))
+    assert json_rows.json_values(maps).to_pylist() == ["{}", "null", '{"1":null}']
     words = pa.array(["a", None]).dictionary_encode()
     assert json_rows.json_values(words).to_pylist() == ['"a"', "null"]
 

@@ -96,6 +96,27 @@ def test_record(broker: LiveBroker, connection: Connection) -> None:
     assert (second.key, second.headers) == (None, ())
 
 
+def test_typed_columns(broker: LiveBroker, connection: Connection) -> None:
+    """Batches have those that are asked for, also of records that have no file yet."""
+    broker.create("typed", 1, value_format="json", value_schema="a BIGINT, b STRING")
+    broker.append("typed", pa.RecordBatch.from_pydict({"value": [b'{"a": 1}', b"not JSON", None]}))
+    names = ["b", "offset", "a", "_error"]
+    with Consumer(connection, "typed", follow=False, columns=names) as consumer:
+        (batch,) = consumer.batches()
+        assert batch.schema.names == names
+        assert batch.to_pydict() == {
+            "b": [None] * 3,
+            "offset": [0, 1, 2],
+            "a": [1, None, None],
+            "_error": [None, "value: not a single JSON value", None],
+        }
+        with pytest.raises(errors.BadOption, match="typed columns of typed"):
+            consumer.assign([("t", 0)])
+    for topics, columns in (("typed", ["c"]), (["typed", "t"], ["a"])):
+        with pytest.raises(errors.WrongSchema, match=f"no column '{columns[0]}'"):
+            Consumer(connection, topics, columns=columns)
+
+
 def test_deserializers(broker: LiveBroker, connection: Connection) -> None:
     """Deserializers make keys and values, and are not called for null."""
     batch = pa.RecordBatch.from_pydict({"key": ["a", None], "value": [b'{"x":1}', None]})

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,13 @@ from sparklog.client.connection import Connection
 from sparklog.client.consumer.fetcher import Chunk, Fetcher, FetchPosition
 from sparklog.client.consumer.group_fetcher import GroupFetcher, OnPartitions
 from sparklog.client.consumer.membership import GroupOptions, Membership, Topics
-from sparklog.client.consumer.reading import Record, records_of, wire_columns
+from sparklog.client.consumer.reading import (
+    Record,
+    check_columns,
+    records_of,
+    wire_columns,
+    with_typed_columns,
+)
 from sparklog.client.consumer.statistics import ConsumerStatistics
 from sparklog.client.offsets import (
     OffsetAndMetadata,
@@ -44,6 +50,10 @@ from sparklog.client.serialize import Deserializer
 from sparklog.client.times import utc
 from sparklog.display import counted, html_table
 from sparklog.formats import flight_messages
+from sparklog.formats.record import ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from sparklog.formats.values.columns import Plan
 
 __all__ = ["Consumer", "Record"]
 
@@ -64,6 +74,8 @@ class Consumer:
             the end offsets as of when the consumer is opened or, in a group, is assigned the
             partitions.
         columns: the columns of `ROW_SCHEMA` to fetch; None: all. Records have None for the others.
+            For a single topic also typed columns of its table, which only `batches` returns: those
+            that the topic has when the consumer is opened.
         max_poll_rows: maximum number of records that `poll` returns.
         buffer_bytes: memory for records that are read ahead.
         key_deserializer: converts bytes to a key; a null key stays None.
@@ -130,8 +142,9 @@ class Consumer:
         self._connection = connection
         self._clock = connection.clock
         self._topics = Topics(topics)
-        fetched = wire_columns(columns)
-        self._columns = None if columns is None else list(columns)
+        self._columns = None if columns is None else arguments.texts("columns", columns)
+        self._plan: Plan | None = None
+        """The typed columns of the topic, if `columns` names some."""
         self._max_poll_rows = arguments.whole("max_poll_rows", max_poll_rows, least=1)
         self._key_deserializer = arguments.function("key_deserializer", key_deserializer)
         self._value_deserializer = arguments.function("value_deserializer", value_deserializer)
@@ -179,6 +192,7 @@ class Consumer:
             options.check()
             self._topics.check_some()
         infos = self._describe()
+        fetched = self._wire_columns(infos)
         self._fetcher = Fetcher(
             connection,
             infos if options is None else (),
@@ -281,6 +295,8 @@ class Consumer:
             if self._group is not None:
                 self._group.handed = (chunk.position, first)
             if rows.num_rows:
+                if self._plan is not None:
+                    rows = with_typed_columns(rows, self._plan)
                 if self._columns is not None:
                     rows = rows.select(self._columns)
                 yield rows.replace_schema_metadata({"topic": chunk.position.topic})
@@ -431,6 +447,18 @@ class Consumer:
         names = self._topics.names(self._connection)
         return [describe(self._connection, name) for name in names]
 
+    def _wire_columns(self, infos: list[flight_messages.TopicInfo]) -> list[str] | None:
+        """Returns the columns to fetch. Those of a single topic may include its typed columns."""
+        names = self._columns
+        if names is None or self._topics.pattern is not None or len(infos) != 1:
+            return wire_columns(names)
+        check_columns(infos[0], names)
+        stored = [name for name in names if name in ROW_SCHEMA.names]
+        if len(stored) == len(names):
+            return wire_columns(stored)
+        self._plan = infos[0].plan
+        return wire_columns(dict.fromkeys([*stored, "value"]))
+
     def _position_of(self, topic: str, partition: int) -> FetchPosition:
         key = arguments.topic(topic), arguments.whole("partition", partition)
         position = self._fetcher.positions.get(key)
@@ -482,6 +510,14 @@ class Consumer:
             )
         what = "a list of (topic, partition)"
         wanted = set(arguments.each("partitions", partitions, arguments.topic_partition, what))
+        if self._plan is not None:
+            topics = self._topics.names(self._connection)
+            if other := sorted({topic for topic, _ in wanted}.difference(topics)):
+                raise errors.BadOption(
+                    option="partitions",
+                    value=other[0],
+                    reason=f"the consumer has typed columns of {topics[0]}",
+                )
         infos = {topic: describe(self._connection, topic) for topic in {name for name, _ in wanted}}
         for topic, number in wanted:
             last = len(infos[topic].partitions) - 1

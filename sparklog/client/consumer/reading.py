@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator
 from datetime import datetime
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
@@ -18,6 +18,9 @@ from sparklog.client.serialize import Deserializer
 from sparklog.client.times import utc
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from sparklog.formats.values.columns import Plan
 
 
 class Record(NamedTuple):
@@ -152,6 +155,30 @@ def wire_columns(columns: Iterable[str] | None) -> list[str] | None:
                 reason=f"rows have no column {name!r}; they have {', '.join(ROW_SCHEMA.names)}"
             )
     return names if "offset" in names else [*names, "offset"]
+
+
+def check_columns(info: flight_messages.TopicInfo, names: Iterable[str]) -> dict[str, pa.Field]:
+    """Returns the columns of a topic by name, the typed ones last.
+
+    Raises `WrongSchema` for a name that is not one of them.
+    """
+    plan = info.plan
+    known = {field.name: field for field in (*ROW_SCHEMA, *(plan.fields if plan else ()))}
+    for name in names:
+        if name not in known:
+            raise errors.WrongSchema(
+                reason=f"topic {info.topic} has no column {name!r}; it has {', '.join(known)}"
+            )
+    return known
+
+
+def with_typed_columns(rows: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
+    """Returns the rows, which have values, and their typed columns."""
+    from sparklog.formats.values.typed import typed_columns  # it loads msgspec and kernels
+
+    typed = typed_columns(plan, rows.column("value"))
+    columns = [*rows.columns, *typed.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*rows.schema, *plan.fields]))
 
 
 # ------------------------------------------------------------------------------ ranges
