@@ -11,6 +11,8 @@ Rules:
   So each topic of the log reserves two names, for its table and its view, whether or not it is
   being registered. Two topics that share a name are an error, until the user renames one of them.
 - Names are always in backticks, since a topic's name may be a keyword.
+- The view of a topic with typed columns has those that new records fill, and neither the value nor
+  the headers. It has no columns that are added later, until it is created again.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from sparklog import errors
+from sparklog.formats.values.columns import ERROR
 
 VIEW_SUFFIX: Final = "_text"
 
@@ -83,7 +86,12 @@ def location(table_uri: str, *, root: str | None = None) -> str:
 
 
 def statements(
-    topic: str, location: str, table: Sequence[str], *, with_view: bool = False
+    topic: str,
+    location: str,
+    table: Sequence[str],
+    *,
+    with_view: bool = False,
+    typed: Sequence[str] = (),
 ) -> list[str]:
     """Returns SQL that registers a topic's table, without columns: Delta reads them from its log.
 
@@ -92,6 +100,7 @@ def statements(
         location: the URI of the table in Spark's notation.
         table: the parts of the table's name: catalog and schema, if given, and its own.
         with_view: add a view with key and value as strings, and the topic's name.
+        typed: the names of the typed columns, which the view has instead of the value.
     """
     *where, name = table
     register = (
@@ -99,18 +108,24 @@ def statements(
     )
     if not with_view:
         return [register]
-    view = (
-        f"CREATE OR REPLACE VIEW {_name((*where, name + VIEW_SUFFIX))} AS\n"
-        "SELECT CAST(`key` AS STRING) AS `key`, CAST(`value` AS STRING) AS `value`,\n"
-        f"  {_text(topic)} AS `topic`, `partition`, `offset`,"
-        " `timestamp`, `timestampType`, `headers`\n"
-        f"FROM {_name(table)};"
-    )
-    return [register, view]
+    view = f"CREATE OR REPLACE VIEW {_name((*where, name + VIEW_SUFFIX))} AS"
+    key = "CAST(`key` AS STRING) AS `key`"
+    place = f"{_text(topic)} AS `topic`, `partition`, `offset`, `timestamp`, `timestampType`"
+    if typed:
+        columns = ", ".join([*map(_quoted, typed), _quoted(ERROR)])
+        select = f"SELECT {key},\n  {columns},\n  {place}"
+    else:
+        value = "CAST(`value` AS STRING) AS `value`"
+        select = f"SELECT {key}, {value},\n  {place}, `headers`"
+    return [register, f"{view}\n{select}\nFROM {_name(table)};"]
 
 
 def _name(parts: Sequence[str]) -> str:
-    return ".".join("`{}`".format(part.replace("`", "``")) for part in parts)
+    return ".".join(map(_quoted, parts))
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
 
 
 def _text(value: str) -> str:

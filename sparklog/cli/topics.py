@@ -192,7 +192,11 @@ def ddl(
     ] = None,
     view: Annotated[
         bool,
-        typer.Option("--view", help="Also create a view NAME_text with key and value as strings."),
+        typer.Option(
+            "--view",
+            help="Also create a view NAME_text with key and value as strings; for a topic with"
+            " typed columns, with these instead of the value.",
+        ),
     ] = False,
     spark_root: Annotated[
         str | None,
@@ -232,7 +236,8 @@ def ddl(
     for info in infos:
         at = location(info.table_uri, root=spark_root)
         table = (*where, names[info.topic])
-        typer.echo("\n".join(statements(info.topic, at, table, with_view=view)))
+        typed = [each.name for each in info.columns if each.is_filled]
+        typer.echo("\n".join(statements(info.topic, at, table, with_view=view, typed=typed)))
 
 
 def _table_names(given: Iterable[str], chosen: Sequence[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,23 @@ def test_a_topic_that_was_created_again(spark: SparkSession, root: Path, log: Lo
     assert values(spark, "t") == ["new"]
     register(spark, root, "t")
     assert values(spark, "t") == ["new"]
+
+
+def test_a_typed_topic_with_a_view(spark: SparkSession, root: Path, log: Log) -> None:
+    """The view has nested types and unusual names, and the reason where a value does not fit."""
+    schema = "`a.b` STRING, `c``d` STRUCT<e: MAP<STRING, INT>>, `select` ARRAY<DECIMAL(4,1)>"
+    log.create_topic("t", 1, {"value.format": "json", "value.schema": schema})
+    good = '{"a.b": "x", "c`d": {"e": {"k": 1}}, "select": [1.5, null]}'
+    send(log, "t", good, '{"a.b": "y", "select": {}}')
+    register(spark, root, "t", "--view")
+    view = spark.table(f"{SCHEMA}.t_text")
+    assert "binary" not in str(view.dtypes)
+    query = f"SELECT `a.b`, `c``d`.`e`['k'], `select`[0], _error, key FROM {SCHEMA}.t_text"
+    rows = [tuple(row) for row in spark.sql(f"{query} ORDER BY offset").collect()]
+    assert rows == [
+        ("x", 1, Decimal("1.5"), None, good),
+        ("y", None, None, "value: select: {…} is not a JSON array", '{"a.b": "y", "select": {}}'),
+    ]
 
 
 def test_all_topics_with_views(spark: SparkSession, root: Path, log: Log) -> None:

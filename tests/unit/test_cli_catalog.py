@@ -80,6 +80,22 @@ def test_a_view_has_texts(root: Path) -> None:
     )
 
 
+def test_the_view_of_a_typed_topic_has_no_bytes(tmp_path: Path) -> None:
+    """Its columns that are filled take the place of the value, each name quoted as one."""
+    root, names = tmp_path / "log", ("--root", str(tmp_path / "log"))
+    schema = "`a.b` STRING, `c``d` STRUCT<e: INT>, timestamp STRING, gone INT"
+    config = ("--config", "value.format=json", "--config", f"value.schema={schema}")
+    assert run("topics", "create", "orders", *config, *names).exit_code == ExitCode.OK
+    assert run("topics", "columns", "orders", "--drop", "gone", *names).exit_code == ExitCode.OK
+    assert ddl(root, "orders", "--view").split(";\n")[1] == (
+        "CREATE OR REPLACE VIEW `orders_text` AS\n"
+        "SELECT CAST(`key` AS STRING) AS `key`,\n"
+        "  `a.b`, `c``d`, `value_timestamp`, `_error`,\n"
+        "  'orders' AS `topic`, `partition`, `offset`, `timestamp`, `timestampType`\n"
+        "FROM `orders`"
+    )
+
+
 def test_spark_may_name_the_root_otherwise(root: Path) -> None:
     """A bucket has one name here and another one there."""
     found = ddl(root, "orders", "--spark-root", "s3a://bucket/log/")
