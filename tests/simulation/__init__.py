@@ -11,6 +11,7 @@ gives the same run.
 | `brokers` | the real broker, without sockets |
 | `clients` | producers that retry, queries that stage, administrators |
 | `engines` | another engine that rewrites the tables' files |
+| `puts` | the budget of puts, and what follows from it |
 | `scales` | the memory of decoding, against its bounds |
 | `readers` | followers of the root that need no broker |
 | `history` | acked and observed records, and the invariants that they must satisfy |

@@ -25,12 +25,14 @@ from sparklog.broker.assembly import Surroundings
 from sparklog.broker.broker import Broker
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.log import publish_process, takeover
+from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.publish_worker import Answer, PutAll, Worker, WorkerLost, WriteTogether
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.formats import flight_messages
 from sparklog.settings import (
@@ -42,6 +44,7 @@ from sparklog.settings import (
     KafkaSettings,
     LivenessSettings,
     PublisherSettings,
+    RequestSettings,
     WriterSettings,
 )
 from sparklog.storage.metadata import liveness, observer
@@ -52,7 +55,7 @@ from sparklog.storage.metadata.processes import Fate
 from sparklog.storage.metadata.processes import Process as ProcessId
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Store
-from tests.simulation import scales
+from tests.simulation import puts, scales
 from tests.simulation.history import Place
 from tests.simulation.scheduler import Process, Task
 
@@ -141,8 +144,14 @@ def _settings(world: World, broker_id: int, address: str) -> BrokerSettings:
             max_record_bytes=scales.MAX_BATCH_BYTES,
         )
     cluster = ClusterSettings(join=world.profile.is_cluster)
+    publisher, requests = settings.publisher, RequestSettings(profile="fast")
+    if world.profile.puts_per_second:
+        publisher = msgspec.structs.replace(publisher, publish_bytes=puts.PUBLISH_BYTES)
+        requests = RequestSettings(puts_per_second=world.profile.puts_per_second)
     return msgspec.structs.replace(
         settings,
+        publisher=publisher,
+        requests=requests,
         id=broker_id,
         flight=FlightSettings(listen=address),
         janitor=janitor,
@@ -488,6 +497,10 @@ def simulated(world: World) -> Iterator[None]:
     acquire, poll, pace = takeover.acquire, LeaderWatch.poll, world.profile.pace
 
     publisher = _LITTLE if world.profile.has_large_batches else pace.publisher
+    flush_max_entries = pace.flush_max_entries
+    if world.profile.puts_per_second:
+        publisher = {**publisher, "file_bytes": puts.PUBLISH_BYTES}
+        flush_max_entries = puts.FLUSH_ENTRIES
 
     def acquire_boldly(*args: Any, **kwargs: Any) -> takeover.Leadership:
         """Takes the root without a liveness check, if the broker is configured to take over."""
@@ -509,7 +522,11 @@ def simulated(world: World) -> Iterator[None]:
             world.check_dead(found.leader, asked_at[world.scheduler.current])
         return found
 
-    dead, change = Observer.dead, MetadataStore.change
+    dead, change, request = Observer.dead, MetadataStore.change, Backlog.request
+
+    def request_noted(backlog: Backlog, topic: Topic) -> None:
+        world.puts.note_request(_broker().process, topic.name)
+        request(backlog, topic)
 
     def change_noted(store: MetadataStore, decide: Callable[..., Any]) -> ClusterMetadata:
         try:
@@ -533,12 +550,13 @@ def simulated(world: World) -> Iterator[None]:
         "pools.ThreadPoolExecutor": _Pool,
         "agent.this_process": _this_process,
         "log.publish_loop._TICK_SECONDS": 0.05,
+        "log.writer._PACED_SLEEP_SECONDS": (0.001, 0.1),
         "agent._WAL_TICK_SECONDS": 0.2,
         "assembly.WalCleanerLimits": functools.partial(WalCleanerLimits, **pace.wal_cleaner),
         "assembly.Publisher": functools.partial(Publisher, **publisher),
         "assembly.WriterLimits": functools.partial(
             WriterLimits,
-            flush_max_entries=pace.flush_max_entries,
+            flush_max_entries=flush_max_entries,
             flush_interval_seconds=pace.flush_interval_seconds,
         ),
         "assembly.publish_process": _publish_process,
@@ -561,6 +579,7 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(observer, "ThreadPoolExecutor", _PoolInTurn))
         stack.enter_context(mock.patch.object(Observer, "dead", dead_checked))
         stack.enter_context(mock.patch.object(MetadataStore, "change", change_noted))
+        stack.enter_context(mock.patch.object(Backlog, "request", request_noted))
         _world = world
         try:
             yield

@@ -35,7 +35,7 @@ from sparklog.sinks.kept_offsets import covering
 from sparklog.storage.objects import SyncFailed
 from sparklog.storage.staging import manifest
 from sparklog.storage.staging.manifest import STAGED_SECTION_ROWS
-from tests.simulation import scales
+from tests.simulation import puts, scales
 from tests.simulation.brokers import Call, SimulatedBroker
 from tests.simulation.history import SOURCE, Place, Row, Value, ensure, is_at_source, rows_of
 from tests.simulation.scheduler import Process
@@ -134,7 +134,9 @@ class _Batch:
             pending = core.submit(core.prepare_kafka(self.topic, self.place[1], self.payload))
         else:
             pending = core.append(self.topic, self.place[1], self.payload, self.producer_sequence)
+        submitted_at = world.scheduler.now
         (appended,) = core.wait(pending)
+        world.puts.check_ack(self.place, submitted_at)
         # A member of a cluster may not have seen the deletion yet.
         is_late = is_deleted and not world.profile.is_cluster
         ensure(not is_late, f"{self.place}: acked long after the topic was deleted")
@@ -964,7 +966,7 @@ class Administrator(Client):
 
     def _change(self, name: str) -> Callable[[Broker], Any]:
         """Any change but the last."""
-        few, more = self.chance.randint(1, 3), self.chance.randint(2, 5)
+        few, more = self.chance.randint(1, 3), self.chance.randint(2, puts.MOST_PARTITIONS)
         config: dict[str, str | None] = {
             "message.timestamp.type": self.chance.choice([None, "CreateTime", "LogAppendTime"])
         }

@@ -21,6 +21,7 @@ from sparklog.storage.snapshot import NOT_LED
 from sparklog.storage.staging import manifest
 from sparklog.storage.staging.sweep import PARTS_KEPT_SECONDS
 from tests.simulation.brokers import Call, SimulatedBroker
+from tests.simulation.faults import LONGEST_SECONDS
 from tests.simulation.history import Place, ensure
 from tests.simulation.scheduler import Process
 from tests.simulation.world import (
@@ -134,7 +135,7 @@ class ClusterWorld(World):
         first = self._brokers[0]
         for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
             request = flight_messages.CreateTopic(
-                topic=name, partitions=count, config=self.profile.config, if_absent=True
+                topic=name, partitions=count, config=self.config_of(name), if_absent=True
             )
             if self.profile.config:
                 self.history.keeps_nothing(name)
@@ -332,6 +333,7 @@ class ClusterWorld(World):
             "members that have begun to start serve or end",
         )
         self._until(self._is_level, "every partition is served by its leader")
+        self._check_turns(LONGEST_SECONDS)
         self.closing = True
         self._until(
             lambda: all(each.finished for each in self._clients), "every client gets its answers"

@@ -17,6 +17,7 @@ from sparklog.storage.metadata.liveness import Leader
 from sparklog.storage.metadata.model import ClusterMetadata, Epoch
 from sparklog.storage.metadata.observer import Observer
 from sparklog.storage.staging.manifest import Manifest
+from tests.simulation import put_mutations
 from tests.simulation.faults import Rates
 from tests.simulation.mutation import Mutation
 
@@ -163,4 +164,5 @@ CLUSTER_MUTATIONS = (
         patches=((Observer, "dead", _all_dead),),
         rates=Rates(),
     ),
+    *put_mutations.CLUSTER_MUTATIONS,
 )

@@ -55,6 +55,9 @@ _BACKGROUND = frozenset(
 """Names of the broker's threads that work without being asked."""
 
 _PUT_SECONDS = 0.1
+_LONGEST = 0.9
+LONGEST_SECONDS = 10**_LONGEST
+"""The longest effect of a fault, except a `mute` one."""
 
 SKEW_SECONDS = 0.2
 """Largest clock error of a process in most runs: a part of the orphan grace period, as its rule
@@ -282,7 +285,7 @@ class Faults:
 
     def _duration_seconds(self) -> float:
         """From less than a flush to longer than every grace."""
-        return float(10 ** self._chance.uniform(-2, 0.9))
+        return float(10 ** self._chance.uniform(-2, _LONGEST))
 
 
 # ------------------------------------------------------------------------------ the disk

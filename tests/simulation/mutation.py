@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from tests.simulation.faults import Rates
+from tests.simulation.puts import NO_BUDGET
 from tests.simulation.world import Profile
 
 
@@ -34,10 +35,16 @@ class Mutation:
     def change(self, profile: Profile) -> Profile:
         """Returns the profile with this mutation's rates and other requirements.
 
-        It has no mirror, no query of a topic that is deleted and no brief brokers unless the
-        mutation requires them, and segments only on a local disk.
+        It has no mirror, no query of a topic that is deleted, no brief brokers and no budget of
+        puts unless the mutation requires them, and segments only on a local disk.
         """
-        usual = {"has_mirror": False, "is_rewritten": False, "is_brief": False}
+        usual = {
+            "has_mirror": False,
+            "is_rewritten": False,
+            "is_brief": False,
+            "puts_per_second": NO_BUDGET,
+            "own_interval_ms": "",
+        }
         required: dict[str, Any] = {**usual, **dict(self.profile)}
         if not required.get("is_local", profile.is_local):
             required["segment_blocks"] = 0

@@ -16,7 +16,7 @@ import secrets
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
@@ -28,6 +28,7 @@ from sparklog import errors, limits
 from sparklog.broker.broker import Broker
 from sparklog.formats import flight_messages
 from sparklog.formats.record_batch import compile_loops
+from sparklog.formats.topic_config import PUBLISH_INTERVAL
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.maintenance import sweeping as maintenance
@@ -43,7 +44,7 @@ from sparklog.storage.table import delta_log
 from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal import frames
-from tests.simulation import scales
+from tests.simulation import puts, scales
 from tests.simulation.brokers import (
     DEAD_AFTER_SECONDS,
     REMOVED_FILE_GRACE_SECONDS,
@@ -170,6 +171,12 @@ class Profile:
     """True if brokers ask silent ones, and do not only wait for their heartbeats."""
     stuck_rate: float = 0.0
     """Probability that a member cannot read the logs of others for some time once it serves."""
+    puts_per_second: float = puts.NO_BUDGET
+    """The budget of puts of each broker, on an object store."""
+    own_interval_ms: str = ""
+    """The last topic's own interval of publishing; "": that of the broker. Only with a budget."""
+    has_burst: bool = False
+    """True if a pause is followed by many records; only with a budget."""
 
     @property
     def is_skewed(self) -> bool:
@@ -191,6 +198,7 @@ class Profile:
 
     @classmethod
     def draw(cls, chance: random.Random) -> Profile:
+        of_puts = random.Random(_peek(chance))
         is_local = chance.random() < 0.5
         has_vacuum = chance.random() < 0.1
         clone = chance.choice(["same", "other"]) if chance.random() < 0.08 else ""
@@ -202,6 +210,10 @@ class Profile:
             skew_seconds = SKEW_SECONDS / 4
         others = [chance.randint(1, 3) for _ in range(chance.choice([0, 1]))]
         cut_rate = 0.7 if is_local and not has_vacuum and chance.random() < 0.25 else 0.0
+        may_have_budget = not (is_local or is_heavy or has_large_batches or clone)
+        puts_per_second = puts.draw(of_puts) if may_have_budget else puts.NO_BUDGET
+        if puts_per_second:
+            others += [of_puts.randint(1, 3) for _ in range(of_puts.choice([1, 2]))]
         return cls(
             is_local=is_local,
             rates=Rates.draw(chance, is_local=is_local),
@@ -228,11 +240,14 @@ class Profile:
             steps=chance.randint(600 if cut_rate else 250, 900)
             * (4 if chance.random() < 0.05 else 1),
             segment_blocks=chance.choice([0, 4, 8, _EVEN_BLOCKS]) if is_local else 0,
-            has_worker=chance.random() < 0.4,
+            has_worker=chance.random() < 0.4 and not puts_per_second,
             has_mirror=_peek(chance) < 0.2,
             asks=_peek(chance) * 10 % 1 < 0.7,
             is_brief=_peek(chance) * 1_000 % 1 < 0.08,
             is_rewritten=bool(others) and not clone and _peek(chance) * 100 % 1 < 0.5,
+            puts_per_second=puts_per_second,
+            own_interval_ms=of_puts.choice(puts.OWN_INTERVALS_MS) if puts_per_second else "",
+            has_burst=of_puts.random() < 0.2,
         )
 
 
@@ -315,6 +330,10 @@ def run(
     )
 
 
+def _is_over(call: Call) -> bool:
+    return call.done or not call.broker.alive
+
+
 def create(request: flight_messages.CreateTopic, core: Broker) -> flight_messages.TopicInfo:
     """Creates a topic."""
     return core.topics.create(request)
@@ -351,10 +370,13 @@ class World:
         self.topic_names = [f"t{number}" for number in range(len(profile.partitions))]
         self.read_names = [*self.topic_names, *([MIRROR] if profile.has_mirror else [])]
         self.mortal_topics = [] if profile.clone else self.topic_names[1:]
+        self.own_topic = self.topic_names[-1]
+        """The topic with `Profile.own_interval_ms`."""
         self.written: dict[tuple[str, str, int], Counter[int]] = {}
         """Rows by partition of each query batch that was acked: topic id, sender and number."""
         self.stagings: dict[bytes, int] = {}
         """Values that a query staged together, by value."""
+        self.puts = puts.PutWatch(self)
         self._brokers: list[SimulatedBroker] = []
         self._misjudged: list[str] = []
         """Violations of `check_dead`."""
@@ -382,6 +404,13 @@ class World:
         """A new process that lives until it dies."""
         process = Process(self.scheduler, name)
         return Machine(process, self.disk.view(process, self.faults))
+
+    def config_of(self, name: str) -> dict[str, str]:
+        """Returns the configuration of an initial topic."""
+        config = dict(self.profile.config)
+        if self.profile.own_interval_ms and name == self.own_topic:
+            config[PUBLISH_INTERVAL] = self.profile.own_interval_ms
+        return config
 
     def find_broker(self, _place: Place | None = None) -> SimulatedBroker | None:
         """A broker that serves: mostly the newest, sometimes one that was replaced."""
@@ -612,7 +641,7 @@ class World:
         self._until(lambda: first.serving, "the first broker serves")
         for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
             request = flight_messages.CreateTopic(
-                topic=name, partitions=count, config=self.profile.config
+                topic=name, partitions=count, config=self.config_of(name)
             )
             if self.profile.config:
                 self.history.keeps_nothing(name)
@@ -711,12 +740,14 @@ class World:
             "brokers that have begun to start serve or end",
         )
         last = self._replace()
+        self._check_turns()
         if self.mortal_topics and self.chance.random() < 0.3:
             self._check_progress(last)
         self.closing = True
         self._until(
             lambda: all(each.finished for each in self._clients), "every client gets its answers"
         )
+        self._check_burst(last)
         request = flight_messages.PublishNow(timeout_seconds=BACKLOG_SECONDS)
         self._ask(
             last, "publish all", lambda core: core.publishing.publish(request), BACKLOG_SECONDS
@@ -749,6 +780,42 @@ class World:
         self._ask(broker, "publish the others", lambda core: core.publishing.publish(request))
         self.faults.broken = ""
 
+    def _check_turns(self, seconds: float = 0.0) -> None:
+        """Each topic has its turn while clients write on, with a budget of puts.
+
+        `seconds`: after which no fault of the chaos has an effect.
+        """
+        if not self.profile.puts_per_second:
+            return
+        calm_since = self.scheduler.now + seconds
+        self.puts.begin_calm(calm_since)
+        for _ in range(puts.ROUNDS):
+            self._fill()
+            for turn_seconds, goals in self.puts.goals():
+                self._until(
+                    functools.partial(self.puts.are_reached, goals),
+                    f"each topic has its turn: {goals} of {self.puts.bounds}",
+                    max(calm_since - self.scheduler.now, 0.0) + turn_seconds,
+                )
+
+    def _fill(self) -> None:
+        """Appends to all partitions, so that all topics wait for a turn."""
+        for each in [each for each in self._brokers if each.alive and each.serving]:
+            call = each.call("fill", self._append_one_to_each)
+            self._until(functools.partial(_is_over, call), "an answer")
+            # A broker that was replaced refuses, and so does one whose topics change.
+            expected = errors.Retriable | errors.Fenced | errors.Invalid | errors.OutcomeUnknown
+            ensure(call.error is None or isinstance(call.error, expected), repr(call.error))
+
+    def _check_burst(self, broker: SimulatedBroker) -> None:
+        """Many records come after a pause, and the puts that were not made are not made up for."""
+        if not (self.profile.puts_per_second and self.profile.has_burst):
+            return
+        self._pass(self.puts.bounds.pause_seconds)
+        for _ in range(puts.RECORDS_AFTER_PAUSE):
+            self._ask(broker, "one record of a burst", self._append_one_to_each)
+            self._pass(self.puts.bounds.interval_seconds)
+
     def _replace(self, *, check_alive: bool = False) -> SimulatedBroker:
         """One more broker, which serves."""
         last = self._start_broker(check_alive=check_alive)
@@ -757,13 +824,34 @@ class World:
         return last
 
     def _append_one(self, core: Broker) -> None:
-        topic_id = core.topics.describe(self.topic_names[0]).topic_id
-        nonce = self.nonce()
-        value = Value(topic_id=topic_id, sender="end", partition=0, sequence=nonce, nonce=nonce)
-        batch = pa.record_batch({"value": pa.array([value.encode()], pa.binary())})
-        (found,) = core.wait(core.append(self.topic_names[0], 0, batch))
-        row = Row(value.encode(), None, found.arrival_us)
-        self.history.ack("the end", (topic_id, 0), found.base_offset, [row])
+        self._append(core, [(self.topic_names[0], 0)])
+
+    def _append_one_to_each(self, core: Broker) -> None:
+        """Appends a record to each partition of the initial topics that the broker leads."""
+        led_partitions = [
+            (name, each.partition)
+            for name in self.topic_names
+            if name in self.metadata().topics
+            for each in core.topics.describe(name).partitions
+            if each.end >= 0
+        ]
+        self._append(core, led_partitions)
+
+    def _append(self, core: Broker, partitions: Sequence[tuple[str, int]]) -> None:
+        """Appends a record to each of these partitions, and waits for all of them."""
+        appended = []
+        for name, partition in partitions:
+            place = core.topics.describe(name).topic_id, partition
+            nonce = self.nonce()
+            value = Value(
+                topic_id=place[0], sender="end", partition=partition, sequence=nonce, nonce=nonce
+            ).encode()
+            batch = pa.record_batch({"value": pa.array([value], pa.binary())})
+            appended.append((place, value, core.append(name, partition, batch)))
+        for place, value, pending in appended:
+            (found,) = core.wait(pending)
+            row = Row(value, None, found.arrival_us)
+            self.history.ack("the end", place, found.base_offset, [row])
 
     def _until(
         self, is_reached: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS
@@ -808,6 +896,7 @@ class World:
     # -------------------------------------------------------------------------- the checks
 
     def _check(self) -> None:
+        ensure(not self.puts.wrong, "; ".join(self.puts.wrong[:3]))
         metadata = self.metadata()
         self._check_logs(metadata)
         self._check_batches(metadata)
