@@ -95,7 +95,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     These are the jars, which two sessions must not download at once, and imported Python.
     """
     if item.get_closest_marker("spark"):
-        spark_jars.fetch()
+        spark_jars.prepare()
         os.environ.update(preloaded.variables("spark"))
 
 

@@ -1,4 +1,4 @@
-"""The jars of Spark's packages, which test sessions download into Ivy's cache."""
+"""The jars in Ivy's cache, and an archive of the classes, of Spark for all test sessions."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import functools
 import importlib.util
 import os
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparklog.jobs.mirroring.sides import kafka_connector
-from tests.support.spark_variables import spark_variables
+from tests.support.spark_variables import class_archive, spark_variables
 
 
 @functools.cache
-def fetch() -> None:
-    """Downloads the jars of all tests, once per checkout.
+def prepare() -> None:
+    """Downloads the jars of all tests and archives classes, once per checkout.
 
     Two sessions that download the same jar concurrently corrupt it for each other. If a download
     fails, the test sessions report the reason.
     """
     variables = spark_variables()
     home = Path(variables["SPARK_HOME"])
-    done = home / "jars-are-fetched"
-    with (home / "jars.lock").open("w") as lock:
+    done = home / "is-prepared"
+    with (home / "prepared.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # against other pytest workers
         if done.exists():
             return
@@ -34,8 +35,26 @@ def fetch() -> None:
         program = str(Path(__file__).with_name("__init__.py"))  # which does nothing
         commands = [[*submit, ",".join(packages), program] for packages in _sets_of_packages()]
         codes = [subprocess.run(each, check=False, env=env).returncode for each in commands]
+        _archive_classes(home, env)
         if not any(codes):
             done.touch()
+
+
+def _archive_classes(home: Path, env: Mapping[str, str]) -> None:
+    """Runs a session whose JVM archives the classes that it has loaded when it exits."""
+    archive = class_archive(home)
+    new = archive.with_suffix(".new")
+    flags = env["SPARK_SUBMIT_OPTS"].replace(
+        f"-XX:SharedArchiveFile={archive}", f"-XX:ArchiveClassesAtExit={new}"
+    )
+    program = str(Path(__file__).with_name("warm_session.py"))
+    submit = str(home / "bin" / "spark-submit")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [submit, program, folder], check=False, env={**env, "SPARK_SUBMIT_OPTS": flags}
+        )
+    if new.exists():
+        new.rename(archive)
 
 
 def _sets_of_packages() -> Iterator[list[str]]:
