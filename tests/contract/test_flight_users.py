@@ -313,6 +313,8 @@ def test_clients_without_a_login_leave_room_for_others(
                     with pytest.raises(pa.ArrowException, match="the listener asks for a login"):
                         list(client.list_actions())
                 wait_until(
-                    lambda: all(each.calls_without_login < 3 for each in [*server._connections]),
+                    lambda: all(
+                        each.admission.calls_without_login < 3 for each in [*server._connections]
+                    ),
                     "a client that continues is not closed",
                 )

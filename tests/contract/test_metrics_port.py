@@ -22,11 +22,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.audit_events import EQUALS_KEPT, QUEUE_BYTES
 from sparklog.broker.authentication import PASSWORDS_REMEMBERED
 from sparklog.broker.flight.grpc import call
-from sparklog.broker.flight.grpc.connection import (
-    REFUSED_MAX,
-    UNADMITTED_BYTES,
-    UNADMITTED_CALLS,
-)
+from sparklog.broker.flight.grpc.admission import REFUSED_MAX, UNADMITTED_BYTES, UNADMITTED_CALLS
 from sparklog.broker.flight.grpc.server import (
     CONNECTIONS,
     CONNECTIONS_PER_ADDRESS,

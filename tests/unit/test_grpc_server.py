@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from sparklog import limits
 from sparklog.broker.acceptors import Acceptor
 from sparklog.broker.flight.grpc import http2, idle_frames
+from sparklog.broker.flight.grpc.admission import UNADMITTED_BYTES, UNADMITTED_CALLS
 from sparklog.broker.flight.grpc.call import (
     FREE_BYTES,
     UNADMITTED_MESSAGE_BYTES,
     Call,
     Method,
 )
-from sparklog.broker.flight.grpc.connection import UNADMITTED_BYTES, UNADMITTED_CALLS
 from sparklog.broker.flight.grpc.server import (
     CONNECTION_IDLE_SECONDS,
     PREFACE_SECONDS,
@@ -1100,7 +1100,7 @@ def test_a_client_that_is_not_admitted_has_little_room_and_time() -> None:
         assert len(listener.server._connections) == 2
         listener.pass_time(10.1)
         until(lambda: len(listener.server._connections) == 1)
-        assert [each.is_admitted for each in listener.server._connections] == [True]
+        assert [each.admission.is_admitted for each in listener.server._connections] == [True]
     assert listener.server.close(0.1)
 
 

@@ -18,6 +18,7 @@ Modules:
 - `server`: the listening socket and the thread that reads from all connections.
 - `connection`: turns one connection's frames into messages of calls, and responses into frames.
 - `call`: the messages of one call, and how much more its client may send.
+- `admission`: what a client may send until it is admitted.
 - `message_memory`: the memory for large messages of all calls.
 - `threads`: the threads that serve calls; each writes its responses itself.
 - `status`: gRPC's status codes. `http2`: frames and headers as bytes.

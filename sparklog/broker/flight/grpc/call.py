@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from sparklog import limits
+from sparklog.broker.flight.grpc.admission import Admission
 from sparklog.broker.flight.grpc.message_memory import MessageMemory
 from sparklog.broker.flight.grpc.status import (
     DEADLINE_EXCEEDED,
@@ -106,10 +107,7 @@ class Connection(Protocol):
     """The initial window of a stream, as set by the client."""
     served: int
     """The number of threads that serve its calls."""
-    calls_without_login: int
-    """The number of calls that were refused for lack of a login."""
-    is_admitted: bool
-    """True once a call has been admitted, or if the listener admits everybody."""
+    admission: Admission
     calls: dict[int, Call]
     """Its open calls, by stream."""
 
@@ -298,18 +296,17 @@ class Call:
     @property
     def is_of_known_client(self) -> bool:
         """True if a call of the same connection was admitted before."""
-        return self.connection.is_admitted
+        return self.connection.admission.is_admitted
 
     def admit(self) -> None:
         """Notes that the client was admitted."""
         self.is_admitted = True
-        self.connection.is_admitted = True
+        self.connection.admission.is_admitted = True
         self.connection.admitted(self)
 
     def count_unadmitted(self) -> None:
         """Notes a call that was refused for lack of a login, or that may come without one."""
-        if not self.connection.is_admitted:
-            self.connection.calls_without_login += 1
+        self.connection.admission.count_refused()
 
     def log_limited(self, event: str, **facts: object) -> None:
         """Logs a warning, at most one per second, because clients can cause them."""

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 from sparklog import limits
 from sparklog.broker import http1
 from sparklog.broker.flight.grpc import http2
+from sparklog.broker.flight.grpc.admission import Admission
 from sparklog.broker.flight.grpc.call import FREE_BYTES, PREFIX, PREFIX_BYTES, Call, Method
 from sparklog.broker.flight.grpc.foreign_requests import (
     FOREIGN,
@@ -42,12 +43,6 @@ from sparklog.security.x500 import CertificatePrincipal
 _MAX_FRAME_BYTES: Final = 4 * limits.MIB
 _OUT_BYTES: Final = 64 * limits.KIB
 """The maximum number of control-frame bytes left unread by a client before its connection ends."""
-UNADMITTED_BYTES: Final = 128 * limits.KIB
-"""The bytes that a client may send until it is admitted, without those of the TLS handshake."""
-UNADMITTED_CALLS: Final = 16
-"""The calls that a client may begin until it is admitted."""
-REFUSED_MAX: Final = 3
-"""The calls that may be refused for lack of a login, before the connection is closed."""
 _REMEMBERED_STREAMS: Final = 256
 """The number of ended streams that are remembered for late frames."""
 _SETTINGS_BYTES: Final = 60
@@ -142,14 +137,9 @@ class GrpcConnection:
         """`idle_since`: when the last call ended, if none is open."""
         self.served = 0
         """The number of threads that serve calls; those of reset calls end later."""
-        self.is_admitted = not listener.has_sasl
-        """True once a call has been admitted, or if the listener admits everybody."""
-        self._unadmitted_bytes = self._unadmitted_calls = 0
-        """The bytes received and the calls begun until the client is admitted."""
+        self.admission = Admission(is_needed=listener.has_sasl)
         self.handshake: Future[bool] | None = None
         """The step of the TLS handshake in the other thread, until it is over."""
-        self.calls_without_login = 0
-        """The number of calls that were refused for lack of a login."""
         self.is_http2 = False
         self.is_closed = False
         self._blocks = HeaderBlocks()
@@ -268,7 +258,7 @@ class GrpcConnection:
 
     def receive(self, data: memoryview) -> None:
         """Processes received bytes. Raises `ProtocolError`."""
-        self._count_unadmitted(len(data))
+        self.admission.count_bytes(len(data))
         if self._rest:
             data = memoryview(self._rest + data)
             self._rest = b""
@@ -302,21 +292,6 @@ class GrpcConnection:
     def _check_unread(self) -> None:
         if self._unread_bytes > _OUT_BYTES:
             raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "answers are not read")
-
-    def _count_unadmitted(self, size: int) -> None:
-        """Raises `ProtocolError` if a client that is not admitted sends too much."""
-        if self.is_admitted:
-            return
-        self._unadmitted_bytes += size
-        reason = ""
-        if self.calls_without_login >= REFUSED_MAX:
-            reason = f"{self.calls_without_login} calls were sent without a login"
-        elif self._unadmitted_calls > UNADMITTED_CALLS:
-            reason = f"{self._unadmitted_calls} calls were begun without a login"
-        elif self._unadmitted_bytes > UNADMITTED_BYTES:
-            reason = f"{self._unadmitted_bytes} bytes were sent without a login"
-        if reason:
-            raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, reason)
 
     def _begin_http2(self, data: memoryview) -> int:
         """Returns the position of the first frame; 0 if the preface is not complete.
@@ -551,9 +526,7 @@ class GrpcConnection:
         if not stream % 2 or stream <= self._last_stream:
             raise http2.ProtocolError(http2.PROTOCOL_ERROR, f"{stream} cannot be a new stream")
         self._last_stream = stream
-        if not self.is_admitted:
-            self._unadmitted_calls += 1
-            self._count_unadmitted(0)
+        self.admission.count_call()
         try:
             self._open(stream, flags, http2.request_headers(headers))
         except http2.StreamError as error:
@@ -594,7 +567,7 @@ class GrpcConnection:
         call.length_left = length
         call.authorization = headers.get(b"authorization", b"").decode(errors="replace")
         call.is_admitted = known = refusal is None and server.recognises(call)
-        self.is_admitted |= known
+        self.admission.is_admitted |= known
         with self.lock:
             if not server.admit_call(call):
                 self._control(http2.reset(stream, http2.REFUSED_STREAM))
@@ -608,7 +581,7 @@ class GrpcConnection:
         elif method is None:
             self.end(call, UNIMPLEMENTED, "there is no such method", [])
         elif not (known or call.authorization or method.is_open):
-            self.calls_without_login += 1
+            self.admission.count_refused()
             status = server.without_token()
             self.end(call, status.code, str(status), status.trailers)
         elif headers.get(b"grpc-encoding", b"identity") != b"identity":

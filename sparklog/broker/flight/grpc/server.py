@@ -430,7 +430,7 @@ class Server:
         """
         if len(self._connections) < self.bounds.unadmitted:
             return
-        unadmitted = [each for each in self._connections if not each.is_admitted]
+        unadmitted = [each for each in self._connections if not each.admission.is_admitted]
         if len(unadmitted) < self.bounds.unadmitted:
             return
         ((crowded, _),) = Counter(network_of(each.host) for each in unadmitted).most_common(1)
@@ -472,7 +472,7 @@ class Server:
                 most = _READ_BYTES
                 if connection.is_shaking_hands:
                     most = _HANDSHAKE_BYTES
-                elif not connection.is_admitted:
+                elif not connection.admission.is_admitted:
                     most = _UNADMITTED_READ_BYTES
                 size = connection.socket.recv_into(self._scratch, most)
                 if not size:
@@ -482,7 +482,7 @@ class Server:
                     self._shake_hands(connection, bytes(self._scratch[:size]))
                     return
                 self._receive(connection, self._scratch[:size])
-                if size < most or not connection.is_admitted:
+                if size < most or not connection.admission.is_admitted:
                     return
         except (BlockingIOError, InterruptedError):
             return
@@ -587,7 +587,9 @@ class Server:
         for connection in list(self._connections):
             if not connection.is_http2 and now - connection.began > self.bounds.preface_seconds:
                 self._close(connection)
-            elif not connection.is_admitted and now - connection.began > unadmitted_seconds:
+            elif (
+                not connection.admission.is_admitted and now - connection.began > unadmitted_seconds
+            ):
                 self._close_unadmitted(connection, f"no login within {unadmitted_seconds:g} s")
             elif connection.calls:
                 self._check_calls(connection, now, is_short=is_short)
