@@ -15,10 +15,15 @@ Frames without data (pings, settings, resets) are rate-limited.
 
 Modules:
 
-- `server`: the listening socket and the thread that reads from all connections.
-- `connection`: turns one connection's frames into messages of calls, and responses into frames.
-- `call`: the messages of one call, and how much more its client may send.
+- `server`: the listening sockets, and the thread that reads from all connections.
+- `connection`: the calls of one connection, and its lock.
+- `frame_reader`: received bytes as frames. `header_blocks`, `idle_frames`: their headers, and the
+  limit on frames without data.
+- `response_writer`: responses as frames, as far as the client's windows allow.
+- `transport`: the bytes on the socket, and TLS.
 - `admission`: what a client may send until it is admitted.
+- `call`: the messages of one call, and how much more its client may send.
+- `foreign_requests`: the responses to clients that do not speak gRPC.
 - `message_memory`: the memory for large messages of all calls.
 - `threads`: the threads that serve calls; each writes its responses itself.
 - `status`: gRPC's status codes. `http2`: frames and headers as bytes.

@@ -103,8 +103,6 @@ class Connection(Protocol):
     peer: str
     listener: Listener
     lock: threading.Lock
-    peer_window: int
-    """The initial window of a stream, as set by the client."""
     served: int
     """The number of threads that serve its calls."""
     admission: Admission
@@ -113,6 +111,11 @@ class Connection(Protocol):
 
     @property
     def principal(self) -> CertificatePrincipal | None: ...
+
+    @property
+    def peer_window(self) -> int:
+        """The initial window of a stream, as set by the client."""
+        ...
 
     def send(self, call: Call, pieces: list[memoryview], size: int) -> None: ...
 

@@ -1,13 +1,15 @@
-"""Non-gRPC requests, and the human-readable HTTP responses to them."""
+"""Clients that do not use HTTP/2, non-gRPC requests, and the human-readable responses to them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Final
 
+from sparklog.broker import http1
 from sparklog.broker.flight.grpc import http2
 from sparklog.broker.flight.grpc.call import Call, Method, Refusal
 from sparklog.broker.flight.grpc.status import UNIMPLEMENTED, GrpcError
+from sparklog.broker.tls.engine import HANDSHAKE
 
 GRPC: Final = b"application/grpc"
 NOT_GRPC: Final = (
@@ -20,6 +22,16 @@ FOREIGN: Final = Method(
     too_large=lambda _size, _limit: GrpcError(UNIMPLEMENTED, "not a gRPC request"),
 )
 """The method of non-gRPC requests, which have no messages."""
+
+
+def refusal_of_protocol(data: memoryview) -> tuple[bytes, str]:
+    """Returns the response to a client that does not use HTTP/2, and what it uses instead.
+
+    `data`: its first bytes. Only HTTP/1 gets a response.
+    """
+    is_tls = bytes(data[: len(HANDSHAKE)]) == HANDSHAKE
+    spoken = "it uses TLS, and this port does not" if is_tls else "not HTTP/2"
+    return http1.refusal(data, NOT_GRPC), spoken
 
 
 def refusal_of(headers: Mapping[bytes, bytes]) -> Refusal | None:

@@ -100,6 +100,19 @@ def settings(values: Iterable[tuple[int, int]]) -> bytes:
     return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", *each) for each in values))
 
 
+def read_settings(payload: bytes | memoryview) -> list[tuple[int, int]]:
+    """Returns the (name, value) pairs of a client's SETTINGS frame. Raises `ProtocolError`."""
+    values: list[tuple[int, int]] = [*struct.iter_unpack(">HI", payload)]
+    for name, value in values:
+        if name == INITIAL_WINDOW_SIZE and value > MAX_WINDOW:
+            raise ProtocolError(FLOW_CONTROL_ERROR, "a window too large")
+        if name == MAX_FRAME_SIZE and not FRAME_BYTES <= value < 1 << 24:
+            raise ProtocolError(PROTOCOL_ERROR, "not a valid frame size")
+        if name == ENABLE_PUSH and value > 1:
+            raise ProtocolError(PROTOCOL_ERROR, "push is 0 or 1")
+    return values
+
+
 def window_update(stream: int, size_bytes: int) -> bytes:
     """A frame that allows more bytes on a stream; stream 0 is the connection."""
     return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size_bytes))

@@ -470,15 +470,15 @@ class Server:
         try:
             for _ in range(_READS_PER_TURN):
                 most = _READ_BYTES
-                if connection.is_shaking_hands:
+                if connection.transport.is_shaking_hands:
                     most = _HANDSHAKE_BYTES
                 elif not connection.admission.is_admitted:
                     most = _UNADMITTED_READ_BYTES
-                size = connection.socket.recv_into(self._scratch, most)
+                size = connection.transport.socket.recv_into(self._scratch, most)
                 if not size:
                     self._close(connection)
                     return
-                if connection.is_shaking_hands:
+                if connection.transport.is_shaking_hands:
                     self._shake_hands(connection, bytes(self._scratch[:size]))
                     return
                 self._receive(connection, self._scratch[:size])
@@ -492,9 +492,9 @@ class Server:
     def _receive(self, connection: GrpcConnection, data: memoryview) -> None:
         """Processes received bytes, and closes a connection whose client violates a protocol."""
         try:
-            if connection.is_encrypted:
+            if connection.transport.is_encrypted:
                 connection.receive_encrypted(data, self._plaintext)
-                if connection.has_ended:
+                if connection.transport.has_ended:
                     self._close(connection)
             else:
                 connection.receive(data)
@@ -515,19 +515,19 @@ class Server:
 
     def _shake_hands(self, connection: GrpcConnection, data: bytes) -> None:
         """Starts the next step of a TLS handshake in the other thread."""
-        self._selector.unregister(connection.socket)
+        self._selector.unregister(connection.transport.socket)
         self._shaking.add(connection)
-        step = self._handshakes.submit(connection.host, connection.shake_hands, data)
-        connection.handshake = step
+        step = self._handshakes.submit(connection.host, connection.transport.shake_hands, data)
+        connection.transport.handshake = step
         step.add_done_callback(lambda done: self._schedule(self._end_step, connection, done))
 
     def _end_step(self, connection: GrpcConnection, step: Future[bool]) -> None:
         if connection.is_closed:
             return
-        connection.handshake = None
+        connection.transport.handshake = None
         self._shaking.discard(connection)
-        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
-        if connection.wants_write:
+        self._selector.register(connection.transport.socket, selectors.EVENT_READ, connection)
+        if connection.transport.wants_write:
             self._watch(connection)
         try:
             is_complete = step.result()
@@ -558,14 +558,14 @@ class Server:
             return
         try:
             if connection.flush():
-                self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+                self._selector.modify(connection.transport.socket, selectors.EVENT_READ, connection)
         except OSError:
             self._close(connection)
 
     def _watch(self, connection: GrpcConnection) -> None:
         if not connection.is_closed and connection not in self._shaking:
             both = selectors.EVENT_READ | selectors.EVENT_WRITE
-            self._selector.modify(connection.socket, both, connection)
+            self._selector.modify(connection.transport.socket, both, connection)
 
     def _close(self, connection: GrpcConnection) -> None:
         if connection.is_closed:
@@ -573,7 +573,7 @@ class Server:
         if connection in self._shaking:
             self._shaking.discard(connection)
         else:
-            self._selector.unregister(connection.socket)
+            self._selector.unregister(connection.transport.socket)
         self._connections.discard(connection)
         self._addresses[connection.host] -= 1
         if not self._addresses[connection.host]:
