@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import random
 import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -1017,6 +1019,20 @@ def test_a_connection_without_room_hears_the_reason() -> None:
             assert b"try again" in payload
         busy.sent(http2.reset(1, http2.CANCEL))
         until(listener.gone.is_set)
+    assert listener.server.close(0.1)
+
+
+def test_a_closed_connection_is_freed_at_once() -> None:
+    """Neither an idle thread keeps it, nor does it wait for the garbage collector."""
+    listener = Listener()
+    gc.disable()
+    try:
+        with channel(listener) as client:
+            assert list(client.stream_stream(COUNT)(iter([b"x"]), timeout=10)) == [b"1"]
+            (found,) = [weakref.ref(each) for each in listener.server._connections]
+        until(lambda: found() is None)
+    finally:
+        gc.enable()
     assert listener.server.close(0.1)
 
 

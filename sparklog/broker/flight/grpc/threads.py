@@ -28,7 +28,8 @@ class CallThreads:
                 self._idle -= 1
                 self._work.put(call)
                 return
-        args = (serve, call)
+        first = [call]  # a thread keeps its arguments until it ends
+        args = (serve, first)
         threading.Thread(target=self._run, args=args, name="sparklog-call", daemon=True).start()
 
     def close(self) -> None:
@@ -39,9 +40,8 @@ class CallThreads:
                 self._work.put(None)
             self._idle = 0
 
-    def _run(self, serve: Callable[[Call], None], first: Call) -> None:
-        call: Call | None = first
-        del first
+    def _run(self, serve: Callable[[Call], None], first: list[Call]) -> None:
+        call: Call | None = first.pop()
         while call is not None:
             serve(call)
             call = None  # otherwise its memory is kept until the next call

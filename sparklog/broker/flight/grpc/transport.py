@@ -242,3 +242,8 @@ class Transport:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+        self._write_later = self._close_later = _nothing  # they refer to the connection
+
+
+def _nothing() -> None:
+    """Replaces what a closed connection has called."""
