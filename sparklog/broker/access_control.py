@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from sparklog import limits
 from sparklog.broker.audit import Audit
 from sparklog.broker.authentication import Authentication, open_authentication
 from sparklog.broker.authorization import Authorization
@@ -28,7 +29,9 @@ from sparklog.options import is_private
 from sparklog.security.credentials import Credentials
 from sparklog.security.oauth_bearer import OAUTHBEARER
 from sparklog.settings import BrokerSettings
+from sparklog.storage.metadata import identity
 from sparklog.storage.metadata.identity import Ask
+from sparklog.storage.metadata.liveness import Answers
 from sparklog.storage.metadata.model import ClusterMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.root_credentials import RootCredentials
@@ -166,6 +169,13 @@ class AccessControl:
         """Returns `ask` with the credentials of this broker, for members of the cluster."""
         return functools.partial(ask, credentials=self._own_credentials)
 
-    def asking_which_root(self, ask: AskWithCredentials) -> Ask:
-        """Returns `ask` without tokens: it is not known yet which root the asked broker serves."""
-        return functools.partial(ask, credentials=self._own_credentials.without_tokens())
+    def answers(self, ask: AskWithCredentials) -> Answers:
+        """Returns a check of whether brokers answer, and serve this root.
+
+        It sends no tokens: which root the asked broker serves is not known before.
+        """
+        return identity.answers(
+            self._store,
+            functools.partial(ask, credentials=self._own_credentials.without_tokens()),
+            timeout_seconds=limits.PROBE_TIMEOUT_SECONDS,
+        )

@@ -1,10 +1,8 @@
 """The agent starts a broker, runs its threads, and stops it in reverse order.
 
-Besides the listeners' threads there are five: the publisher (with pools for large topics and
-files), the WAL cleaner, the janitor, the group coordinator, and the heartbeat, which also detects
-that a newer broker has taken over. On an object store, further threads lead flushes, and one notes
-the number of requests. A cluster member has one more, which follows the metadata and watches the
-other members. An error that ends the writer stops the broker.
+The heartbeat is the first thread to start: recovery can take longer than a broker without
+heartbeats counts as alive. It also detects that a newer broker has taken over. The others follow
+once the broker serves (`serving_loops.py`). An error that ends the writer stops the broker.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import contextlib
 import functools
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
@@ -21,6 +18,7 @@ import msgspec
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker import serving_loops
 from sparklog.broker.access_control import AccessControl, AskWithCredentials
 from sparklog.broker.assembly import (
     ClusterParts,
@@ -32,20 +30,18 @@ from sparklog.broker.assembly import (
     reconciler_of,
     sources_of,
 )
-from sparklog.broker.backoff import ENDS_THE_BROKER, run_each
+from sparklog.broker.backoff import ENDS_THE_BROKER
 from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.failover.heartbeats import Heartbeats
 from sparklog.broker.failover.reconciler import Reconciler
 from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.idle_exit import IdleExit
 from sparklog.broker.listening import Listeners, check_installed, compile_loops, ports_of
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.histories import Histories
-from sparklog.broker.log.publish_loop import publish_pause_seconds
 from sparklog.broker.log.takeover import Leadership
-from sparklog.broker.log.writer import Writer
 from sparklog.broker.loops import Loops
-from sparklog.broker.metrics.bill import BILL_SAMPLE_SECONDS
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.pools import Pools
@@ -54,7 +50,6 @@ from sparklog.clock import Clock, SystemClock
 from sparklog.listeners import text_of
 from sparklog.settings import BrokerSettings
 from sparklog.storage import wal
-from sparklog.storage.metadata import identity
 from sparklog.storage.metadata.liveness import (
     Heartbeat,
     LeaderState,
@@ -62,7 +57,6 @@ from sparklog.storage.metadata.liveness import (
     Phase,
 )
 from sparklog.storage.metadata.model import BrokerKind, BrokerRegistration
-from sparklog.storage.metadata.observer import PAUSE
 from sparklog.storage.metadata.processes import this_process
 from sparklog.storage.metadata.store import MetadataStore
 from sparklog.storage.objects import Purpose, PutUnresolved, Store, counted, open_store
@@ -72,14 +66,9 @@ from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.choice import choose
 from sparklog.version import VERSION
 
-_FOLLOW_SECONDS = 0.02  # between a member's checks of the metadata, unless it is alone
-FOLLOW_REMOTE_SECONDS = 1.0
 REDIRECT_SECONDS = 1.0  # for which a broker still names the leaders of partitions it handed over
 
 _log = structlog.get_logger("sparklog.broker")
-_WAL_TICK_SECONDS = 0.5
-_TAKE_SECONDS = 0.5
-_GROUPS_TICK_SECONDS = 0.2
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's default of 5 ms is too long for an ack that waits for the publisher to yield the GIL."""
 
@@ -118,7 +107,6 @@ class Agent:
         self.kind = kind
         self._take_over = take_over
         self._allow_non_empty = allow_non_empty
-        self._ask = ask
         self._store = counted(
             store if store is not None else open_store(settings.root, settings.storage),
             Purpose.METADATA,
@@ -131,15 +119,7 @@ class Agent:
         self._access = AccessControl(
             settings, self._store, clock=self._clock, refused=self._refused
         )
-        self._answers = (
-            identity.answers(
-                self._store,
-                self._access.asking_which_root(ask),
-                timeout_seconds=limits.PROBE_TIMEOUT_SECONDS,
-            )
-            if ask is not None
-            else None
-        )
+        self._answers = self._access.answers(ask) if ask is not None else None
         self._watch = watch or self._watch_of(settings.id if self._is_member else None)
         self._leader_watch = self._watch_of(None)
         self._stopping = threading.Event()
@@ -173,8 +153,7 @@ class Agent:
         """The sources of metrics; set once the broker serves."""
         self._is_serving = False
         """True while all listeners serve clients."""
-        self._flushes = FlushCounts()
-        self._upkeep = UpkeepCounts()
+        self._flushes, self._upkeep = FlushCounts(), UpkeepCounts()
         self.failure: BaseException | None = None
         """The error that stopped the broker, if it stopped on its own."""
 
@@ -213,6 +192,7 @@ class Agent:
             describe=self._heartbeat,
             wrote_at=lambda: self._flushed_at,
             check_leadership=self._check_known_leadership,
+            refused=self._refused,
         )
         try:
             with contextlib.suppress(errors.Retriable, PutUnresolved):  # the loop writes the next
@@ -338,25 +318,18 @@ class Agent:
         self._recovered_at = self._clock.monotonic()
         groups = self._open_listeners(given, parts)
         self._open_metrics(patience_seconds=self._liveness.dead_after_seconds)
-        for number in range(parts.writer.leaders):
-            self._loops.start(f"flush-{number}", parts.writer.lead_flushes)
+        serving_loops.start_flushing(parts, self._loops)
         if self._is_member:  # before compiling: others already hand it partitions
             self._join_cluster(given, parts, reconciler)
-        else:  # a topic may be found in the metadata while its table cannot be read
-            take = functools.partial(
-                self._loops.repeat,
-                "serving the topics in the metadata",
-                _TAKE_SECONDS,
-                reconciler.take,
-                wake=self._follow_now,
-            )
-            self._loops.start("takeover", take)
+        else:
+            serving_loops.start_taking(reconciler, self._loops, wake=self._follow_now)
         if (kafka := self.listeners.kafka) is not None:
             compile_loops()  # while Flight clients are served, and before the backlog is published
             if self.failure is not None:  # a thread hit it, and closed the listeners
                 raise self.failure
             kafka.start()
-        self._start_loops(parts, groups)
+        self._groups = groups
+        serving_loops.start_loops(given, parts, groups, self._loops)
         self.listeners.watch_certificate(self._loops)
         self._is_serving = True
 
@@ -400,7 +373,11 @@ class Agent:
             broker.prove = self._heartbeats.prove
             broker.cluster_admin.answers = self._answers
             broker.security_version = lambda: self._access.watch.state.version
-            self._refused.look = functools.partial(self._look_for_refusals, parts.writer)
+            self._refused.watch(
+                self._heartbeats.note_if_silent,
+                parts.writer.note_if_full,
+                self._access.note_if_stale,
+            )
             gate = self._access.gate(self._leadership, self.address)
             flight = listeners.open_flight(
                 broker, groups, gate, self._access, patience_seconds=patience_seconds
@@ -414,10 +391,7 @@ class Agent:
         bill = recent_bill(given)
         if bill is not None:
             broker.bill = bill.at_present
-            self._loops.start(
-                "bill",
-                lambda: self._loops.repeat("the bill", BILL_SAMPLE_SECONDS, bill.sample),
-            )
+            serving_loops.start_sampling(bill, self._loops)
         self._sources = sources_of(
             given,
             parts,
@@ -448,26 +422,15 @@ class Agent:
             histories=self._histories,
             ask=self._ask_member,
         )
-
-        def follow() -> None:
-            reconciler.tick()
-            cluster.controller.tick()
-            cluster.handovers.tick()
-            # On an object store each check costs requests. A draining broker receives no
-            # partitions.
-            if self._store.is_local and self._phase is not Phase.DRAINING:
-                reconciler.prepare()
-
-        def every_seconds() -> float:
-            is_alone = len(parts.broker.members.up()) <= 1
-            often_seconds = limits.WATCH_SECONDS if is_alone else _FOLLOW_SECONDS
-            wanted = often_seconds if self._store.is_local else FOLLOW_REMOTE_SECONDS
-            longest = self._liveness.dead_after_seconds * PAUSE / 2
-            return min(wanted, longest, cluster.controller.seconds_to_death())
-
-        self._loops.start(
-            "cluster",
-            lambda: self._loops.repeat("the cluster", every_seconds, follow, wake=self._follow_now),
+        serving_loops.start_following(
+            given,
+            parts,
+            cluster,
+            reconciler,
+            self._loops,
+            liveness=self._liveness,
+            is_draining=lambda: self._phase is Phase.DRAINING,
+            wake=self._follow_now,
         )
 
     def _open_metrics(self, *, patience_seconds: float | None) -> None:
@@ -501,57 +464,7 @@ class Agent:
         """The address of the HTTP port for metrics, after its protocol; empty without one."""
         return self.listeners.metrics_address
 
-    # -------------------------------------------------------------------------- loops
-
-    def _start_loops(self, parts: Parts, groups: Coordinator) -> None:
-        repeat = self._loops.repeat
-
-        def publish() -> None:
-            local = self._store.is_local
-            interval_seconds = self.settings.publish_interval_seconds_on(local=local)
-            while not self._stopping.is_set():
-                waiting = parts.led_partitions.backlog.waiting_objects
-                self._publish_now.wait(publish_pause_seconds(waiting, interval_seconds))
-                self._publish_now.clear()
-                parts.publishing.tick()
-
-        def carry() -> None:
-            pending = parts.wal_cleaner.carry()
-            if pending is not None:
-                parts.writer.wait(pending)
-
-        def clean_wal() -> None:
-            run_each((parts.wal_cleaner.tick, carry))
-
-        def coordinate() -> None:
-            try:
-                while not self._stopping.is_set():
-                    try:
-                        groups.tick(_GROUPS_TICK_SECONDS)
-                    except ENDS_THE_BROKER:
-                        raise
-                    except Exception as error:
-                        _log.error("an event of a group failed", reason=str(error) or repr(error))
-                        self._stopping.wait(_GROUPS_TICK_SECONDS)
-            finally:
-                groups.close()
-
-        def maintain() -> None:
-            parts.janitor.tick(should_stop=self._stopping.is_set)
-
-        self._loops.start("publisher", publish)
-        self._loops.start(
-            "wal-cleaner",
-            lambda: repeat("the write-ahead log's cleaning", _WAL_TICK_SECONDS, clean_wal),
-        )
-        self._groups = groups
-        self._loops.start("groups", coordinate)
-        janitor = self.settings.janitor
-        if janitor.enabled:
-            self._loops.start(
-                "janitor",
-                lambda: repeat("the tables' maintenance", janitor.interval_seconds, maintain),
-            )
+    # -------------------------------------------------------------------------- heartbeats
 
     def _check_known_leadership(self) -> None:
         """Raises `BrokerFenced` if a newer broker has taken over.
@@ -568,18 +481,6 @@ class Agent:
             self._meta.refresh()  # a member's work on the changes must not delay a heartbeat
         takeover.check_leadership(self._meta.current, self._leadership)
 
-    def _look_for_refusals(self, writer: Writer) -> None:
-        """Notes states in which work would be refused, even if none is attempted."""
-        if not self._heartbeats.is_writing:
-            reason = "none could be written, and nothing else either"
-            failure = self._heartbeats.failure  # None also while a write hangs
-            self._refused.note(Work.HEARTBEATS, f"{reason}: {failure}" if failure else reason)
-        try:
-            writer.space.check()
-        except errors.SparklogError as error:
-            self._refused.note(Work.WRITES, str(error))
-        self._access.note_if_stale()
-
     def _heartbeat_seconds(self) -> float:
         """Returns the time until the next heartbeat."""
         parts = self._parts
@@ -587,8 +488,13 @@ class Agent:
         return self._alone_seconds if is_alone else self._liveness.heartbeat_seconds
 
     def _heartbeat_loop(self) -> None:
-        liveness = self._liveness
-        busy_at, calls = time.monotonic(), -1
+        """Shows that this broker is alive, and checks whether it still should be."""
+        idle = IdleExit(
+            after_seconds=self._liveness.idle_exit_seconds,
+            clock=self._clock,
+            publish_all=self._publish_all,
+            stop_soon=self.stop_soon,
+        )
         while not self._stopping.wait(self._heartbeat_seconds()):
             try:
                 self._check_known_leadership()
@@ -600,19 +506,18 @@ class Agent:
             parts, flight = self._parts, self.listeners.flight
             if parts is None or flight is None:
                 continue
-            self._refused.states()
+            self._refused.states()  # logs those that have begun or ended
             if parts.broker.failure is not None:
                 raise parts.broker.failure
-            if flight.calls != calls or flight.open_calls:
-                busy_at, calls = time.monotonic(), flight.calls
-            idle_seconds = time.monotonic() - busy_at
-            is_idle = 0 < liveness.idle_exit_seconds < idle_seconds
-            if not is_idle:
-                continue
-            if not parts.led_partitions.backlog.request_all():
-                self.stop_soon(f"no client for {idle_seconds:.0f} s")
+            if idle.tick(flight):
                 return
+
+    def _publish_all(self) -> bool:
+        """Requests to publish all records that wait; returns whether there are any."""
+        is_waiting = self.parts.led_partitions.backlog.request_all()
+        if is_waiting:
             self._publish_now.set()
+        return is_waiting
 
     def _heartbeat(self) -> Heartbeat:
         led = self._parts.led_partitions if self._parts is not None else None
@@ -753,7 +658,9 @@ class Agent:
             _log.warning("stopped without handing over all partitions", reason=str(error))
         else:
             if given and has_clients():
-                follow_seconds = 0.0 if self._store.is_local else FOLLOW_REMOTE_SECONDS
+                follow_seconds = (
+                    0.0 if self._store.is_local else serving_loops.FOLLOW_REMOTE_SECONDS
+                )
                 self._clock.sleep(REDIRECT_SECONDS + follow_seconds)
 
     def _join_threads(self) -> None:

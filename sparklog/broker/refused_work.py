@@ -53,10 +53,13 @@ class RefusedWork:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.look: Callable[[], object] = lambda: None
-        """Notes work that would be refused now, even if none was attempted; set by the owner."""
+        self._watched: tuple[Callable[[], object], ...] = ()
         self._lock = threading.Lock()
         self._states: dict[Work, _State] = {}
+
+    def watch(self, *parts: Callable[[], object]) -> None:
+        """Sets functions that note work which would be refused now, even if none is attempted."""
+        self._watched = parts
 
     def note(self, work: Work, reason: str) -> None:
         """Notes a refusal, or that the next work of this kind would be refused."""
@@ -87,9 +90,11 @@ class RefusedWork:
     def states(self) -> dict[Work, str]:
         """Returns the work that is currently refused, with the reasons.
 
-        Calls `look` first: the thread that calls it regularly may be blocked by the store.
+        Checks the watched parts first: the thread that does so regularly may be blocked by the
+        store.
         """
-        self.look()
+        for note_if_refused in self._watched:
+            note_if_refused()
         self.tick()
         with self._lock:
             return {work: self._states[work].reason for work in Work if work in self._states}

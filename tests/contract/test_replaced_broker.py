@@ -101,7 +101,7 @@ def settings(**liveness: float) -> BrokerSettings:
 @contextlib.contextmanager
 def unaware() -> Iterator[tuple[Agent, Agent]]:
     """Runs a broker with records that looks at the metadata once an hour, and its successor."""
-    with mock.patch("sparklog.broker.agent.FOLLOW_REMOTE_SECONDS", 3_600.0):
+    with mock.patch("sparklog.broker.serving_loops.FOLLOW_REMOTE_SECONDS", 3_600.0):
         store = MemoryStore(CLOCK)
         quiet = settings(heartbeat_seconds=3_600.0, dead_after_seconds=7_200.0)
         old = Agent(quiet, store=store)

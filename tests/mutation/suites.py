@@ -47,6 +47,7 @@ _ON_SPARK = (
 _NEIGHBOURS = (
     ("sparklog/storage/", ("publisher", "broker", "janitor", "wal_cleaner", "takeover", "follow")),
     ("sparklog/broker/agent", ()),
+    ("sparklog/broker/serving_loops", ()),
     ("sparklog/broker/flight/", ()),
     ("sparklog/broker/groups/", ()),
     ("sparklog/broker/kafka", ("kafka_parts", "kafka_messages", "kafka_produce", "kafka_batches")),
@@ -72,8 +73,8 @@ _UNSIMULATED = re.compile(
 """Modules that no run of the simulation reaches."""
 _LAST = (
     # Tests of a minute or two that cover code no other test does; all that match run.
-    (r"broker/(agent|ports)", ("contract/test_status.py", "contract/test_knocks.py")),
-    (r"broker/(agent|ports)", ("contract/test_standing.py",)),
+    (r"broker/(agent|ports|serving_loops)", ("contract/test_status.py", "contract/test_knocks.py")),
+    (r"broker/(agent|ports|serving_loops)", ("contract/test_standing.py",)),
     (r"broker/log/publish_(process|worker)", ("contract/test_publish_process.py",)),
     (r"broker/flight/\w+\.", ("contract/test_hostile_flight.py",)),
     (

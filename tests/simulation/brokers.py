@@ -551,7 +551,7 @@ def simulated(world: World) -> Iterator[None]:
         "agent.this_process": _this_process,
         "log.publish_loop._TICK_SECONDS": 0.05,
         "log.writer._PACED_SLEEP_SECONDS": (0.001, 0.1),
-        "agent._WAL_TICK_SECONDS": 0.2,
+        "serving_loops._WAL_TICK_SECONDS": 0.2,
         "assembly.WalCleanerLimits": functools.partial(WalCleanerLimits, **pace.wal_cleaner),
         "assembly.Publisher": functools.partial(Publisher, **publisher),
         "assembly.WriterLimits": functools.partial(

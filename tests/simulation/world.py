@@ -88,7 +88,7 @@ _LIMITS = {
     "sparklog.storage.wal.segment_appender.SEGMENT_ALLOCATED_BYTES": 2 * BLOCK_BYTES,
     "sparklog.limits.DIRECT_WRITE_BYTES": 3 * BLOCK_BYTES,
     "sparklog.limits.DIRECT_BUFFER_BYTES": BLOCK_BYTES,
-    "sparklog.broker.agent.FOLLOW_REMOTE_SECONDS": 0.2,
+    "sparklog.broker.serving_loops.FOLLOW_REMOTE_SECONDS": 0.2,
     "sparklog.broker.failover.handover.BALANCE_SECONDS": 0.6,
 }
 """Bounds and graces so tight that a short run goes past them."""

@@ -15,6 +15,7 @@ import pytest
 from sparklog import errors
 from sparklog.broker.failover.heartbeats import PROOF_PAUSE_REMOTE_SECONDS, Heartbeats
 from sparklog.broker.log import takeover
+from sparklog.broker.refused_work import RefusedWork
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import BrokerInfo, ClusterInfo, ProveRoot, RootProof
 from sparklog.storage.metadata import identity
@@ -54,6 +55,7 @@ class Peer:
             describe=self._heartbeat,
             wrote_at=lambda: self.flushed_at,
             check_leadership=lambda: None,
+            refused=RefusedWork(clock),
         )
         self.heartbeats.write()
 

@@ -16,6 +16,7 @@ import msgspec
 
 from sparklog import errors
 from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import NEVER, Clock, Moment
 from sparklog.formats.flight_messages import ProveRoot, RootProof
 from sparklog.storage.metadata.identity import place_of
@@ -43,6 +44,7 @@ class Heartbeats:
         describe: Callable[[], Heartbeat],
         wrote_at: Callable[[], float],
         check_leadership: Callable[[], object],
+        refused: RefusedWork,
     ) -> None:
         """Creates heartbeats without writing one.
 
@@ -54,6 +56,7 @@ class Heartbeats:
             describe: returns the next heartbeat.
             wrote_at: returns the monotonic time of the last flush, which proves just as much.
             check_leadership: raises `BrokerFenced` if a newer broker is known to have taken over.
+            refused: notes that the broker can write nothing.
         """
         self._store = store
         self._leadership = leadership
@@ -62,6 +65,7 @@ class Heartbeats:
         self._describe = describe
         self._wrote_at = wrote_at
         self._check_leadership = check_leadership
+        self._refused = refused
         self._writing = threading.Lock()
         self._has_stopped = False
         self._proving = threading.Lock()
@@ -80,6 +84,14 @@ class Heartbeats:
         """True if the broker has recently been able to write to its root."""
         wrote_at = max(self.newest.monotonic_seconds, self._wrote_at())
         return self._clock.monotonic() - wrote_at < self._dead_after_seconds
+
+    def note_if_silent(self) -> None:
+        """Notes that neither heartbeats nor anything else can be written."""
+        if self.is_writing:
+            return
+        reason = "none could be written, and nothing else either"
+        failure = self.failure  # None also while a write hangs
+        self._refused.note(Work.HEARTBEATS, f"{reason}: {failure}" if failure else reason)
 
     def write(self, *, stopped: bool = False) -> None:
         """Writes a heartbeat; none after the one that says `stopped`. Raises the store's errors."""

@@ -239,6 +239,13 @@ class Writer:
         with self._not_full:
             self._not_full.notify_all()
 
+    def note_if_full(self) -> None:
+        """Notes that appends would be refused because the root has too little free space."""
+        try:
+            self.space.check()
+        except errors.SparklogError as error:
+            self._refused.note(Work.WRITES, str(error))
+
     def wait(self, pending: PendingAppend) -> list[AppendResult]:
         """Returns when the appends are durable; leads flushes if no other thread does."""
         while True:
