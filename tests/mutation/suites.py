@@ -61,6 +61,7 @@ _NEAR = {
     # Alongside those that import the module, or bear its name: they use it through a whole broker.
     "sparklog/broker/log/spark_batches.py": ("writer",),
     "sparklog/broker/log/hot_tail.py": ("broker", "kafka_readers"),
+    "sparklog/broker/log/needed_objects.py": ("confirmer", "wal_cleaner", "handover"),
     "sparklog/broker/log/wal_references.py": ("wal_cleaner", "janitor"),
     "sparklog/broker/groups/offsets_topic.py": ("broker",),
     "sparklog/broker/log/led_partitions.py": ("takeover", "wal_cleaner", "publisher", "broker"),

@@ -20,11 +20,11 @@ from sparklog.broker.log import flush as flushes
 from sparklog.broker.log import publish_process, readers, recovery, run_choice
 from sparklog.broker.log import writer as writers
 from sparklog.broker.log.appends import Append
-from sparklog.broker.log.backlog import Backlog
 from sparklog.broker.log.checkpoint_state import StateEncoder, StateSnapshot
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.flush import Flush
 from sparklog.broker.log.led_partitions import LedPartitions
+from sparklog.broker.log.needed_objects import NeededObjects
 from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkBatches
 from sparklog.broker.log.table_commit import TableCommit
 from sparklog.formats import record_batch
@@ -111,7 +111,7 @@ def _put_without_syncing(
     return found
 
 
-def _needs_nothing(_backlog: Backlog, _broker: int, _epoch: int) -> list[int]:
+def _needs_nothing(_objects: NeededObjects, _broker: int, _epoch: int) -> list[int]:
     return []
 
 
@@ -207,7 +207,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a checkpoint omits references",
-        patches=((Backlog, "needed", _needs_nothing),),
+        patches=((NeededObjects, "needed", _needs_nothing),),
         rates=_RESTARTS,
     ),
     Mutation(
@@ -317,7 +317,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="staged files go while the log refers to them",
-        patches=((Backlog, "is_staged", _always(False)),),
+        patches=((NeededObjects, "is_staged", _always(False)),),
         rates=_DOUBTS,
         profile=(("queries", 2),),
     ),

@@ -276,12 +276,12 @@ def test_nothing_is_trimmed_before_files_are_seen(store: MemoryStore, clock: Man
     rig.publish()
 
     rig.wal_cleaner.checkpoint()
-    assert rig.led_partitions.backlog.needed(1, 1) == [1]
+    assert rig.led_partitions.backlog.objects.needed(1, 1) == [1]
     down.is_down = False
     rig.append(["b"])
     rig.publish()
     rig.wal_cleaner.checkpoint()
-    assert rig.led_partitions.backlog.needed(1, 1) == []
+    assert rig.led_partitions.backlog.objects.needed(1, 1) == []
 
 
 def test_an_epoch_that_was_closed_hides_no_record(store: MemoryStore, clock: ManualClock) -> None:

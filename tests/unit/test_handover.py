@@ -274,7 +274,7 @@ def test_the_old_leader_keeps_what_is_needed(members: Members, clock: ManualCloc
     topic = first.led_partitions.topic("t")
     assert found.bounds is not None
     assert found.bounds[topic.topic_id][number].leader_epoch == -1
-    assert not first.led_partitions.backlog.needed(1, first.leadership.epoch)
+    assert not first.led_partitions.backlog.objects.needed(1, first.leadership.epoch)
 
 
 def test_a_partition_comes_back(members: Members) -> None:

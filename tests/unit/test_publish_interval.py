@@ -352,7 +352,7 @@ def test_a_topic_that_waits_retains_a_bounded_part_of_the_log(
         run(loop, clock, 1.0)
         rig.wal_cleaner.tick()
         assert rig.wal_cleaner.carry() is None, "it was carried"
-        oldest = rig.led_partitions.backlog.oldest_unpublished(1, rig.leadership.epoch, 1)
+        oldest = rig.led_partitions.backlog.objects.oldest_unpublished(1, rig.leadership.epoch, 1)
         spans.append(rig.led_partitions.applied_sequence - min(oldest, default=10**9))
         files.append(len(paths(store, wal.folder(1, 1))))
     assert rows_of_table(store, clock, "slow") == [(0, b"a")]

@@ -518,7 +518,7 @@ def test_entries_published_meanwhile_are_not_needed_again(
     rig.publish()
     rig.writer.wait(pending)
     rig.confirmer.confirm()
-    assert rig.led_partitions.backlog.needed(1, 1) == []
+    assert rig.led_partitions.backlog.objects.needed(1, 1) == []
     assert rig.led_partitions.backlog.unpublished_bytes == 0
     assert rig.successor().read() == [(0, b"a"), (1, b"b")]
 

@@ -10,7 +10,6 @@ or is held back. `publish_queue` decides when it is due.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +17,11 @@ from typing import NamedTuple
 
 from sparklog import errors
 from sparklog.broker.log.checkpoint_changes import CheckpointChanges
+from sparklog.broker.log.needed_objects import NeededObjects
 from sparklog.broker.log.partition import Partition, base_of, end_of, payload_bytes
-from sparklog.broker.log.partition_state import LED, PartitionEvent, PartitionState
+from sparklog.broker.log.partition_state import LED, PartitionEvent
 from sparklog.broker.log.publish_queue import Due, PublishBounds, PublishQueue
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock
 from sparklog.storage.reading.plan import join_head, join_tail
 from sparklog.storage.snapshot import BatchId, Entry, Located
@@ -56,10 +55,8 @@ class Backlog:
         self._changes = changes
         self._find = find
         self._clock = clock
-        self._unpublished_references = WalReferences()
-        """References of unpublished entries."""
-        self._unconfirmed_references = WalReferences()
-        """References of unconfirmed and stranded entries."""
+        self.objects = NeededObjects(lock, find)
+        """The objects of the log that the entries need."""
         self._queue = PublishQueue()
         self._unconfirmed: dict[str, Topic] = {}
         """Topics with published but unconfirmed entries, by id."""
@@ -235,29 +232,6 @@ class Backlog:
                 for each in partition.unpublished
             ]
 
-    def is_unpublished(self, located: Located) -> bool:
-        """Returns whether this very entry, not a copy of it, is still unpublished."""
-        entry = located.entry
-        with self._lock:
-            topic = self._find(entry.topic_id)
-            if topic is None:
-                return False
-            partition = topic.partitions.get(entry.partition)
-            waiting = partition.unpublished if partition is not None else []
-            index = bisect_left(waiting, entry.base_offset, key=base_of)
-            return index < len(waiting) and waiting[index].at == located.at
-
-    def may_carry(self, located: Located) -> bool:
-        """Returns whether an entry may be carried: it is unpublished and not about to move."""
-        with self._lock:
-            topic = self._find(located.entry.topic_id)
-            if topic is None:
-                return False
-            partition = topic.partitions.get(located.entry.partition)
-            if partition is None or partition.state is PartitionState.RESIGNING:
-                return False
-            return self.is_unpublished(located)
-
     # -------------------------------------------------------------------------- reading
 
     def view(
@@ -376,7 +350,7 @@ class Backlog:
             for each in stranded:
                 partition.stranded.append(each)
                 partition.note_batch(each.entry)
-                self._unconfirmed_references.add(each)
+                self.objects.of_unconfirmed.add(each)
             self._queue.note_blocked(topic, True)
             self._changes.note_bounds(topic, partition)
             self.update_waiting(topic)
@@ -411,41 +385,6 @@ class Backlog:
             partition.growth.notify_followers()
             return True
 
-    # -------------------------------------------------------------------------- needed objects
-
-    def is_staged(self, batch_id: BatchId) -> bool:
-        """Returns whether an entry not yet confirmed names the batch and so needs its files."""
-        return self._unpublished_references.has_batch(
-            batch_id
-        ) or self._unconfirmed_references.has_batch(batch_id)
-
-    def oldest_unpublished(self, broker: int, epoch: int, count: int) -> list[int]:
-        """Returns the sequences of our epoch's `count` oldest objects with unpublished entries."""
-        with self._lock:
-            return list(itertools.islice(self._unpublished_references.oldest(broker, epoch), count))
-
-    def needed(self, broker: int, epoch: int) -> list[int]:
-        """Returns the sorted sequences of that epoch's objects with entries not yet confirmed."""
-        return sorted(set(self.references(broker, epoch)))
-
-    def references(self, broker: int, epoch: int) -> list[int]:
-        """Returns the sequences that are `needed`, in any order, and some of them twice.
-
-        Acks wait meanwhile, so this does no more than copy them.
-        """
-        with self._lock:
-            return [
-                *self._unpublished_references.sequences(broker, epoch),
-                *self._unconfirmed_references.sequences(broker, epoch),
-            ]
-
-    def is_needed(self, broker: int, epoch: int) -> bool:
-        """Returns whether `needed` is not empty for that epoch."""
-        with self._lock:
-            return self._unpublished_references.has_epoch(
-                broker, epoch
-            ) or self._unconfirmed_references.has_epoch(broker, epoch)
-
     # -------------------------------------------------------------------------- for the partitions
 
     def add(self, topic: Topic, partition: Partition, located: Located) -> None:
@@ -454,7 +393,7 @@ class Backlog:
             self._begin_wait(topic, partition)
         partition.unpublished.append(located)
         self._changes.note_bounds(topic, partition)
-        self._unpublished_references.add(located)
+        self.objects.of_unpublished.add(located)
         partition.note_batch(located.entry)
         topic.waiting += 1
         self.written_bytes += payload_bytes(located.entry)
@@ -469,7 +408,7 @@ class Backlog:
         self._changes.note_bounds(topic, partition)
         for each in entries:
             partition.unconfirmed.append(each)
-            self._unconfirmed_references.add(each)
+            self.objects.of_unconfirmed.add(each)
             self._count_unconfirmed(topic, 1)
 
     def replace_with_copy(self, partition: Partition, copy: Located) -> None:
@@ -477,8 +416,8 @@ class Backlog:
         waiting, base = partition.unpublished, copy.entry.base_offset
         index = bisect_left(waiting, base, key=base_of)
         if index < len(waiting) and waiting[index].entry.base_offset == base:
-            self._unpublished_references.remove(waiting[index])
-            self._unpublished_references.add(copy)
+            self.objects.of_unpublished.remove(waiting[index])
+            self.objects.of_unpublished.add(copy)
             waiting[index] = copy
 
     def update_waiting(self, topic: Topic) -> None:
@@ -494,7 +433,7 @@ class Backlog:
         self._end_wait(topic, partition)
         self._release_unpublished(topic, partition.unpublished)
         for each in partition.unpublished:
-            self._unconfirmed_references.add(each)
+            self.objects.of_unconfirmed.add(each)
         self._count_unconfirmed(topic, -len(partition.unconfirmed))
         if not topic.partitions:
             topic.held_back = None  # left to the other leaders, if it is still not writable
@@ -504,7 +443,7 @@ class Backlog:
         """Resumes publishing a partition whose handover failed."""
         unpublished, partition.unpublished = partition.unpublished, []
         for each in unpublished:
-            self._unconfirmed_references.remove(each)
+            self.objects.of_unconfirmed.remove(each)
             self.add(topic, partition, each)
         self._queue.wake(topic, self._clock.monotonic())  # they have waited before
         self._count_unconfirmed(topic, len(partition.unconfirmed))
@@ -542,12 +481,12 @@ class Backlog:
     def _release_unpublished(self, topic: Topic, done: Sequence[Located]) -> None:
         topic.waiting -= len(done)
         for each in done:
-            self._unpublished_references.remove(each)
+            self.objects.of_unpublished.remove(each)
             self._count_bytes(topic, each.entry, -1)
 
     def _release_unconfirmed(self, done: Iterable[Located]) -> None:
         for each in done:
-            self._unconfirmed_references.remove(each)
+            self.objects.of_unconfirmed.remove(each)
 
     def _count_unconfirmed(self, topic: Topic, more: int) -> None:
         self.unconfirmed_count += more

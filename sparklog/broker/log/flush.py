@@ -141,7 +141,7 @@ class Flush:
         If the copy followed its partition's resignation, the next leader would mistake it for the
         original, although this broker does not retain it.
         """
-        if not self._led_partitions.backlog.may_carry(carry.located):
+        if not self._led_partitions.backlog.objects.may_carry(carry.located):
             return
         self.entries.append(
             (msgspec.structs.replace(carry.located.entry, carried=True), carry.payload)

@@ -711,7 +711,7 @@ class Janitor:
         batch_id = batch.batch_id
         if receipt is not None:
             is_over = self._has_received(topics, receipt)
-            return is_over and not self._led_partitions.backlog.is_staged(batch_id)
+            return is_over and not self._led_partitions.backlog.objects.is_staged(batch_id)
         gone = batch.topics_gone(manifest.destinations(topics))
         sections = [each for each in batch.sections if each.topic not in gone]
         if any(self._is_led_elsewhere(topics, each) for each in sections):
@@ -725,7 +725,7 @@ class Janitor:
             or not sections  # their topics were deleted
         )
         # Checked last: a batch that is only appended after this check cannot be over.
-        return is_over and not self._led_partitions.backlog.is_staged(batch_id)
+        return is_over and not self._led_partitions.backlog.objects.is_staged(batch_id)
 
     def _have(
         self,

@@ -56,7 +56,7 @@ class CheckpointContent:
     sequence: int
     """The newest object that it reflects."""
     references: Sequence[int]
-    """Sequences of the objects with entries not yet confirmed; see `Backlog.references`."""
+    """Sequences of the objects with entries not yet confirmed; see `NeededObjects.references`."""
     bounds: Mapping[str, tuple[Bounds, ...]]
     """Bounds of each partition, by topic id."""
     states: StateSnapshot
@@ -467,7 +467,7 @@ class LedPartitions:
                 return None
             return CheckpointContent(
                 sequence=self.applied_sequence,
-                references=self.backlog.references(broker, epoch),
+                references=self.backlog.objects.references(broker, epoch),
                 bounds=self.bounds(),
                 states=self.snapshot_states(now_us=now_us),
                 led={

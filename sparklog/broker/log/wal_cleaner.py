@@ -289,7 +289,7 @@ class WalCleaner:
         done = tuple(
             each
             for each in self._inherited
-            if not self._led_partitions.backlog.is_needed(each.broker, each.epoch)
+            if not self._led_partitions.backlog.objects.is_needed(each.broker, each.epoch)
         )
         if done:
             self._inherited = leave_epochs(
@@ -349,7 +349,7 @@ class WalCleaner:
         if idle_seconds < self._bounds.checkpoint_every_seconds:
             return False
         self._idle_checked_at = now
-        needed = self._led_partitions.backlog.needed(
+        needed = self._led_partitions.backlog.objects.needed(
             self._leadership.broker, self._leadership.epoch
         )
         return len(needed) < len(newest.needed)
@@ -368,7 +368,7 @@ class WalCleaner:
             horizon_us = limits.TIMESTAMP_MAX_US  # the predecessor's clock may have been wrong
         while self._queue and self._queue[0].entry.arrival_us < horizon_us:
             each = self._queue[0]
-            if self._led_partitions.backlog.is_unpublished(each):
+            if self._led_partitions.backlog.objects.is_unpublished(each):
                 if not batch.has_room_for(each):
                     break
                 if self._add(batch, each):
@@ -382,7 +382,8 @@ class WalCleaner:
         last = min(old, self._aged_sequence)
         broker, epoch = self._leadership.broker, self._leadership.epoch
         count = len(self._damaged) + _OBJECTS_AT_ONCE
-        for sequence in self._led_partitions.backlog.oldest_unpublished(broker, epoch, count):
+        objects = self._led_partitions.backlog.objects
+        for sequence in objects.oldest_unpublished(broker, epoch, count):
             if sequence > last:
                 break
             if sequence in self._damaged:
@@ -398,7 +399,7 @@ class WalCleaner:
                 if each.entry.kind in (
                     EntryKind.RECORDS,
                     EntryKind.STAGED,
-                ) and self._led_partitions.backlog.is_unpublished(each):
+                ) and self._led_partitions.backlog.objects.is_unpublished(each):
                     if not batch.has_room_for(each):
                         return
                     if not self._add(batch, each):

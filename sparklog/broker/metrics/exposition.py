@@ -418,7 +418,7 @@ def _group_samples(groups: _Groups) -> Iterator[tuple[str, Sequence[_Sample]]]:
 def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
     sources = collector.sources
     led, upkeep = sources.led_partitions, sources.upkeep
-    oldest = led.backlog.oldest_unpublished(sources.broker.broker_id, sources.epoch, 1)
+    oldest = led.backlog.objects.oldest_unpublished(sources.broker.broker_id, sources.epoch, 1)
     newest = led.applied_sequence
     waited_seconds = age_seconds(sums.oldest_us, sources.clock.now_us())
     yield "sparklog_wal_unpublished_bytes", [({}, led.backlog.unpublished_bytes)]
