@@ -31,6 +31,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
+from sparklog.broker.log.upkeep_duties import Duties, UnfinishedChanges
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer
 from sparklog.broker.metrics.bill import RecentBill
@@ -350,15 +351,16 @@ def _janitor(
         given.settings.janitor,
         clock=given.clock,
         open_table=open_table,
-        finish_deletion=broker.topics.finish_deletion,
-        settle_doubts=broker.topics.settle_doubts,
-        settle_config=broker.topics.config_changes.settle,
-        add_columns=broker.topics.config_changes.add_columns,
+        unfinished=UnfinishedChanges(
+            finish_deletion=broker.topics.finish_deletion,
+            settle_doubts=broker.topics.settle_doubts,
+            settle_config=broker.topics.config_changes.settle,
+            add_columns=broker.topics.config_changes.add_columns,
+        ),
         workers=given.pools.compactors,
         counts=given.upkeep,
-        owns=owns,
+        duties=Duties(owns=owns, is_controller=functools.partial(_is_controller, given)),
         quiet_seconds=0.0 if store.is_local else UPKEEP_QUIET_REMOTE_SECONDS,
-        is_controller=functools.partial(_is_controller, given),
         removed_files=given.removed_files,
         is_short_of_space=functools.partial(_is_short_of_space, given),
     )

@@ -35,6 +35,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.put_budget import PutBudget
 from sparklog.broker.log.tailing import ReadBatch
 from sparklog.broker.log.topic import Topic
+from sparklog.broker.log.upkeep_duties import UnfinishedChanges
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock, ManualClock
@@ -211,9 +212,11 @@ class Rig:
             options.janitor,
             clock=clock,
             open_table=open_table,
-            finish_deletion=self.broker.topics.finish_deletion,
-            settle_doubts=self.broker.topics.settle_doubts,
-            settle_config=self.broker.topics.config_changes.settle,
+            unfinished=UnfinishedChanges(
+                finish_deletion=self.broker.topics.finish_deletion,
+                settle_doubts=self.broker.topics.settle_doubts,
+                settle_config=self.broker.topics.config_changes.settle,
+            ),
             quiet_seconds=options.quiet_seconds,
             removed_files=removed_files,
         )

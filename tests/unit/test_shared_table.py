@@ -10,6 +10,7 @@ import pytest
 from sparklog import errors
 from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.partition_state import PartitionState
+from sparklog.broker.log.upkeep_duties import Duties
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AlterTopic
@@ -36,7 +37,7 @@ def two(store: MemoryStore, clock: ManualClock, options: RigOptions = MEMBER) ->
     """Two members that share the four partitions of t."""
     members = [Rig(store, clock, broker=number, options=options) for number in (1, 2)]
     for each in members:
-        each.janitor._is_controller = partial(_is_controller, each)
+        each.janitor._duties = Duties(is_controller=partial(_is_controller, each))
     follow(members)
     members[0].create("t", 4)
     follow(members)

@@ -41,6 +41,7 @@ from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.spark_batches import memory_seconds
 from sparklog.broker.log.topic import Topic
+from sparklog.broker.log.upkeep_duties import Duties, UnfinishedChanges
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
 from sparklog.storage.maintenance import (
@@ -82,6 +83,7 @@ UPKEEP_RETRY_MAX_SECONDS = 600.0  # between attempts after repeated failures
 RETENTION_EVERY_SECONDS = 60.0  # Kafka's log.retention.check.interval.ms is 5 minutes
 TEMPORARY_KEPT_SECONDS = 3600.0  # longer than any put takes
 
+_ALL: Final = Duties()
 _log = structlog.get_logger("sparklog.janitor")
 _FOLDERS: Final = ("heartbeats", "meta", "security", manifest.FOLDER, "topics", "wal")
 """The folders with frequent puts. Other folders of a root may belong to other programs."""
@@ -128,29 +130,30 @@ class Janitor:
         *,
         clock: Clock,
         open_table: OpenTable,
-        finish_deletion: Callable[[str], None],
-        settle_doubts: Callable[[], None],
-        settle_config: Callable[[str], None],
-        add_columns: Callable[[str, str], None] = lambda _topic, _schema: None,
+        unfinished: UnfinishedChanges,
         workers: Executor | None = None,
         counts: UpkeepCounts | None = None,
-        owns: Callable[[Topic], bool] = lambda _topic: True,
-        is_controller: Callable[[], bool] = lambda: True,
+        duties: Duties = _ALL,
         quiet_seconds: float = 0.0,
         removed_files: RemovedFileRetention | None = None,
         is_short_of_space: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
+        """Creates a janitor that has visited no table yet.
 
-        `settle_doubts` determines whether the topics in doubt still exist, `settle_config` applies
-        the configuration in the metadata to a table, `add_columns` makes DDL the typed columns of a
-        topic. `workers` remove superseded records; without
-        them the caller of `tick` does. `owns`: whether this broker maintains a topic's table;
-        `is_controller`: whether it maintains the rest of the root. It does no harm if several
-        brokers do, or none for a while. `quiet_seconds`: the pause between two visits to a table to
-        which this broker has committed nothing, where requests cost money; otherwise 0.
-        `removed_files`: how long they stay in this broker's tables; while it `is_short_of_space`,
-        only for their grace period.
+        Args:
+            store: the root's store.
+            led_partitions: the topics of this broker.
+            settings: its settings.
+            clock: its clock.
+            open_table: opens the table of a deleted topic.
+            unfinished: completes changes of topics.
+            workers: remove superseded records; None: the caller of `tick` does.
+            counts: what the janitor has done; None: its own.
+            duties: what this broker maintains.
+            quiet_seconds: the pause between two visits to a table to which this broker has
+                committed nothing, where requests cost money; otherwise 0.
+            removed_files: how long they stay in this broker's tables.
+            is_short_of_space: while it returns true, they stay for their grace period only.
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock, notes_topics=True)
@@ -158,14 +161,10 @@ class Janitor:
         self._settings = settings
         self._clock = clock
         self._open_table = open_table
-        self._finish_deletion = finish_deletion
-        self._settle_doubts = settle_doubts
-        self._settle_config = settle_config
-        self._add_columns = add_columns
+        self._unfinished = unfinished
         self._workers = workers
         self._counts = counts or UpkeepCounts()
-        self._owns = owns
-        self._is_controller = is_controller
+        self._duties = duties
         self._quiet_seconds = quiet_seconds
         self._removed_files = removed_files
         self._share_due = -math.inf
@@ -193,7 +192,7 @@ class Janitor:
             is_published=self._is_published,
             abandoned_seconds=settings.staging_abandoned_seconds,
             clock=clock,
-            sweeps_receipts=is_controller,
+            sweeps_receipts=duties.is_controller,
         )
 
     def tick(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
@@ -221,7 +220,7 @@ class Janitor:
             self._staging_due = self._clock.monotonic() + SWEEP_EVERY_SECONDS
             self._sweep_staging(should_stop)
             self._sweep_deleted(should_stop)
-            if self._is_controller():
+            if self._duties.is_controller():
                 self._sweep_temporaries()
 
     def _choose_topics(self) -> None:
@@ -267,7 +266,7 @@ class Janitor:
             return
         state.due["visit"] = now + self._quiet_seconds
         state.commits = 0
-        if not self._owns(topic):
+        if not self._duties.owns(topic):
             if not topic.partitions:
                 state.table.forget_read_backs()  # no entry of ours waits for them
             self._try(topic, state, "starts", self._follow_starts, is_over)
@@ -384,7 +383,7 @@ class Janitor:
 
     def _try_settle_doubts(self) -> None:
         try:
-            self._settle_doubts()
+            self._unfinished.settle_doubts()
         except SyncFailed:
             raise
         except Exception as error:
@@ -527,7 +526,7 @@ class Janitor:
             return
         schema = first_columns.find(table)
         if schema:
-            self._add_columns(table.topic, schema)
+            self._unfinished.add_columns(table.topic, schema)
         state.due["columns"] = now + first_columns.ENOUGH_SECONDS
 
     def _retain(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
@@ -535,7 +534,7 @@ class Janitor:
         if now < state.due.get("retention", 0.0) or self._look(state).topic_id is None:
             return
         state.due["retention"] = now + RETENTION_EVERY_SECONDS
-        self._settle_config(table.topic)
+        self._unfinished.settle_config(table.topic)
         retention.retain(table)
         retention.sweep_below(table)
         self._update_starts(table)
@@ -644,7 +643,9 @@ class Janitor:
             self._cleared -= live | again
             self._emptied -= live | again
             self._known |= live
-            deleted = found - live - (self._emptied if self._is_controller() else self._cleared)
+            deleted = (
+                found - live - (self._emptied if self._duties.is_controller() else self._cleared)
+            )
             # Right after a start, these are all topics that were ever deleted.
             self._known.update(sorted(deleted - self._known)[:_DELETED_TOPICS_LEARNT])
             deleted &= self._known
@@ -677,12 +678,12 @@ class Janitor:
                 self._cleared.add(name)
                 self._emptied.add(name)
                 return
-            self._finish_deletion(name)
+            self._unfinished.finish_deletion(name)
         table = self._open_table(name).through(self._store)
         if table.refresh().topic_id is not None:
             return  # its creator may still add it to the metadata
         self._cleared.add(name)
-        if not self._is_controller():
+        if not self._duties.is_controller():
             return
         grace_seconds = self._settings.orphan_grace_seconds
         sweeping.sweep_replaced(table, is_retained=False)
