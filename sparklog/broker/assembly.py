@@ -25,6 +25,7 @@ from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
 from sparklog.broker.log.led_partitions import LedPartitions
+from sparklog.broker.log.parts import LogParts
 from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
@@ -200,10 +201,7 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
         counted(store, Purpose.METADATA),
         given.meta,
         given.leadership,
-        led_partitions,
-        writer,
-        publisher,
-        hot,
+        LogParts(led_partitions=led_partitions, hot=hot, writer=writer, publisher=publisher),
         clock=clock,
         open_table=open_table,
         refused=given.refused,
@@ -404,9 +402,12 @@ def reconciler_of(
         counted(given.store, Purpose.RECOVERY),
         parts.broker.metadata,
         given.leadership,
-        parts.led_partitions,
-        parts.publisher,
-        parts.writer,
+        LogParts(
+            led_partitions=parts.led_partitions,
+            hot=parts.hot,
+            writer=parts.writer,
+            publisher=parts.publisher,
+        ),
         inherit=parts.wal_cleaner.inherit,
         open_table=open_table,
         clock=given.clock,

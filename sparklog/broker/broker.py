@@ -27,17 +27,14 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.live_members import LiveMembers
 from sparklog.broker.log.appends import Append, AppendResult, PendingAppend
 from sparklog.broker.log.growth import GrowthWatch
-from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
-from sparklog.broker.log.led_partitions import LedPartitions
+from sparklog.broker.log.parts import LogParts
 from sparklog.broker.log.preparing import WouldBlock
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
-from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import LogReader
 from sparklog.broker.log.record_times import RecordTimes
 from sparklog.broker.log.tailing import ReadBatch, Tail
 from sparklog.broker.log.takeover import Leadership
-from sparklog.broker.log.writer import Writer
 from sparklog.broker.position_lag import LagAnswers
 from sparklog.broker.producer_ids import ProducerIds
 from sparklog.broker.publishing import PublishWaiter
@@ -92,10 +89,7 @@ class Broker:
         store: Store,
         meta: MetadataStore,
         leadership: Leadership,
-        led_partitions: LedPartitions,
-        writer: Writer,
-        publisher: Publisher,
-        hot: HotTail,
+        log: LogParts,
         *,
         clock: Clock,
         open_table: OpenTable,
@@ -108,10 +102,10 @@ class Broker:
         """`read_store`: the view of the store for records that clients read; None: `store`."""
         self._store = store
         self._leadership = leadership
-        self._led_partitions = led_partitions
-        self._writer = writer
-        self._publisher = publisher
-        self._hot = hot
+        self._led_partitions = led_partitions = log.led_partitions
+        self._writer = writer = log.writer
+        self._publisher = log.publisher
+        self._hot = hot = log.hot
         self._clock = clock
         self._settings = settings
         self._submit_timeout_seconds = submit_timeout_seconds
@@ -131,9 +125,7 @@ class Broker:
         self.topics = TopicAdmin(
             store,
             self.metadata,
-            led_partitions,
-            publisher,
-            writer,
+            log,
             open_table=open_table,
             leadership=leadership,
             clock=clock,
@@ -152,11 +144,7 @@ class Broker:
             has_others=lambda: len(self.members.up()) > 1,
         )
         self.publishing = PublishWaiter(
-            led_partitions,
-            publisher,
-            clock=clock,
-            check_open=self._check_open,
-            members=self.members.up,
+            log, clock=clock, check_open=self._check_open, members=self.members.up
         )
         self.deletion = RecordDeletion(self.metadata, led_partitions, self.publishing)
         self.cluster_admin = ClusterAdmin(

@@ -202,22 +202,17 @@ class Listeners:
             return
         from sparklog.broker.kafka.listener import KafkaListener
 
-        settings = self._settings.kafka
         acceptors = self._acceptors(self._kafka_ports, self.kafka_advertised, patience_seconds)
         self.kafka = KafkaListener(
             broker,
             groups,
             acceptors,
-            request_max_bytes=settings.request_max_bytes,
-            memory_bytes=settings.memory_bytes,
+            settings=self._settings.kafka,
             authentication=access.authentication,
             authorization=access.authorization,
             security_admin=access.security_admin,
             quotas=access.quotas,
             login_delays=access.login_delays,
-            max_connections=settings.max_connections,
-            max_connections_per_address=settings.max_connections_per_address,
-            max_reauth_ms=settings.connections_max_reauth_ms,
         )
 
     def open_flight(

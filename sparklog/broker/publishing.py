@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from sparklog import errors
-from sparklog.broker.log.led_partitions import LedPartitions
-from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.parts import LogParts
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PublishNow
@@ -23,8 +22,7 @@ class PublishWaiter:
 
     def __init__(
         self,
-        led_partitions: LedPartitions,
-        publisher: Publisher,
+        log: LogParts,
         *,
         clock: Clock,
         check_open: Callable[[], None],
@@ -32,8 +30,8 @@ class PublishWaiter:
     ) -> None:
         """`check_open` raises `BrokerClosing` once the broker closes; `members`: those up."""
         self._members = members
-        self._led_partitions = led_partitions
-        self._publisher = publisher
+        self._led_partitions = log.led_partitions
+        self._publisher = log.publisher
         self._clock = clock
         self._check_open = check_open
         self.publish_now: Callable[[], None] = lambda: None

@@ -27,11 +27,9 @@ from sparklog.broker.backoff import run_each
 from sparklog.broker.config_changes import ConfigChanges
 from sparklog.broker.described import ConfigEntry
 from sparklog.broker.leader_metadata import LeaderMetadata
-from sparklog.broker.log.led_partitions import LedPartitions
-from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.parts import LogParts
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.writer import Writer
 from sparklog.broker.topic_checks import (
     INTERNAL_TOPICS,
     RESERVED_TOPICS,
@@ -104,9 +102,7 @@ class TopicAdmin:
         self,
         store: Store,
         metadata: LeaderMetadata,
-        led_partitions: LedPartitions,
-        publisher: Publisher,
-        writer: Writer,
+        log: LogParts,
         *,
         open_table: OpenTable,
         leadership: Leadership,
@@ -118,18 +114,18 @@ class TopicAdmin:
         """Administers topics as the broker of `leadership`; its writer limits record sizes."""
         self._store = store
         self._metadata = metadata
-        self._led_partitions = led_partitions
-        self._publisher = publisher
+        self._led_partitions = log.led_partitions
+        self._publisher = log.publisher
         self._open_table = open_table
         self._broker_id = leadership.broker
         self._is_member = leadership.is_member
         self._creator = leadership.broker, leadership.epoch
-        self._writer = writer
+        self._writer = log.writer
         self._clock = clock
         self._defaults = defaults
         self._settings = settings
         self._should_stop = should_stop
-        self.config_changes = ConfigChanges(metadata, led_partitions, writer)
+        self.config_changes = ConfigChanges(metadata, log.led_partitions, log.writer)
         self._in_doubt: set[str] = set()
         """Names of topics whose creation or deletion may or may not have taken effect."""
         self._created: dict[str, str] = {}

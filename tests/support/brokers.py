@@ -28,6 +28,7 @@ from sparklog.broker.log.flush import WriterLimits
 from sparklog.broker.log.histories import Histories
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
+from sparklog.broker.log.parts import LogParts
 from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.publish_queue import PublishBounds
@@ -193,14 +194,17 @@ class Rig:
             clock=clock,
             bounds=options.wal_cleaner,
         )
+        log = LogParts(
+            led_partitions=self.led_partitions,
+            hot=self.hot,
+            writer=self.writer,
+            publisher=self.publisher,
+        )
         self.broker = Broker(
             store,
             self.meta,
             self.leadership,
-            self.led_partitions,
-            self.writer,
-            self.publisher,
-            self.hot,
+            log,
             clock=clock,
             open_table=open_table,
             defaults=options.topics,
@@ -226,9 +230,7 @@ class Rig:
             store,
             self.broker.metadata,
             self.leadership,
-            self.led_partitions,
-            self.publisher,
-            self.writer,
+            log,
             inherit=self.wal_cleaner.inherit,
             open_table=open_table,
             clock=clock,

@@ -14,6 +14,7 @@ from sparklog.broker.kafka.listener import WAKE_SECONDS, WOKEN_FETCHES, KafkaLis
 from sparklog.clock import Clock, ManualClock
 from sparklog.limits import MIB
 from sparklog.listeners import Listener
+from sparklog.settings import KafkaSettings
 
 FETCHES: Final = 5 * WOKEN_FETCHES
 SEEN: Final[Mapping[tuple[str, int], int]] = {("t", 0): 0}
@@ -51,8 +52,7 @@ class Listening:
             cast("Any", self.broker),
             cast("Any", None),
             [Acceptor(listener=Listener("PLAINTEXT", "PLAINTEXT", "127.0.0.1:1"), listening=sock)],
-            request_max_bytes=MIB,
-            memory_bytes=MIB,
+            settings=KafkaSettings(request_max_bytes=MIB, memory_bytes=MIB),
             clock=clock,
         )
         self.wakes = 0

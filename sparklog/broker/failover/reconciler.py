@@ -26,12 +26,10 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.appends import EmptyObject
 from sparklog.broker.log.histories import Histories
-from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition_state import PartitionState
-from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.parts import LogParts
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
-from sparklog.broker.log.writer import Writer
 from sparklog.clock import Clock
 from sparklog.storage.metadata import leadership, placement
 from sparklog.storage.metadata.leadership import Handover
@@ -59,9 +57,7 @@ class Reconciler:
         store: Store,
         metadata: LeaderMetadata,
         leadership: Leadership,
-        led_partitions: LedPartitions,
-        publisher: Publisher,
-        writer: Writer,
+        log: LogParts,
         *,
         inherit: Callable[[Sequence[Epoch], Sequence[Located]], None],
         open_table: OpenTable,
@@ -80,9 +76,9 @@ class Reconciler:
         self._store = store
         self._metadata = metadata
         self._leadership = leadership
-        self._led_partitions = led_partitions
-        self._publisher = publisher
-        self._writer = writer
+        self._led_partitions = log.led_partitions
+        self._publisher = log.publisher
+        self._writer = log.writer
         self._inherit = inherit
         self._open_table = open_table
         self._clock = clock

@@ -52,14 +52,13 @@ from sparklog.broker.security_admin import SecurityAdmin
 from sparklog.broker.tls.handshakes import Handshakes
 from sparklog.clock import Clock, SystemClock, unix_seconds
 from sparklog.limits import (
-    KAFKA_CONNECTIONS,
-    KAFKA_CONNECTIONS_PER_ADDRESS,
     KAFKA_LITTLE_ITEMS,
     LISTEN_BACKLOG,
 )
 from sparklog.listeners import Listener
 from sparklog.security.login_method import LoginMethod
 from sparklog.security.x500 import CertificatePrincipal
+from sparklog.settings import KafkaSettings
 
 _OTHER_FILES = 1_024  # that the process can open in addition to connections
 _CONTROL_THREADS = 4  # threads of each pool; a wait in one pool does not block another
@@ -116,14 +115,13 @@ class KafkaListener:
 
     Args:
         acceptors: one for each listener; their sockets are closed with it.
-        memory_bytes: the bound on `ListenerMemory`.
+        settings: the bounds on requests, memory and connections.
         authentication: the users; None if no listener asks for a login.
         authorization: the ACLs, and the audit; None if everything is allowed to everybody.
         security_admin: changes them, and the quotas.
         quotas: of the clients; None if they have none.
         login_delays: those of failed logins; None: the listener has its own.
         clock: None for the system clock.
-        max_reauth_ms: the time until a client has to log in again; 0: any.
     """
 
     def __init__(
@@ -132,22 +130,18 @@ class KafkaListener:
         groups: Coordinator,
         acceptors: Sequence[Acceptor],
         *,
-        request_max_bytes: int,
-        memory_bytes: int,
+        settings: KafkaSettings,
         authentication: Authentication | None = None,
         authorization: Authorization | None = None,
         security_admin: SecurityAdmin | None = None,
         quotas: Quotas | None = None,
         login_delays: FailureDelays | None = None,
         clock: Clock | None = None,
-        max_connections: int = KAFKA_CONNECTIONS,
-        max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
-        max_reauth_ms: int = 0,
     ) -> None:
         self.broker = broker
         self.groups = groups
         self._acceptors = acceptors
-        self._request_max_bytes = request_max_bytes
+        self._request_max_bytes = settings.request_max_bytes
         self._clock = clock or SystemClock()
         self._loop = uvloop.new_event_loop()
         self._pools = {
@@ -157,14 +151,16 @@ class KafkaListener:
         self._pending_appends: queue.SimpleQueue[_RequestAppends | None] = queue.SimpleQueue()
         self._queued_in_turn: list[_RequestAppends] = []
         """Requests from this turn of the loop, which `_end_turn` handles."""
-        self._memory = ListenerMemory(memory_bytes, request_max_bytes=request_max_bytes)
-        self._max_connections = _limit_to_open_files(max_connections)
-        self._max_connections_per_address = max_connections_per_address
+        self._memory = ListenerMemory(
+            settings.memory_bytes, request_max_bytes=settings.request_max_bytes
+        )
+        self._max_connections = _limit_to_open_files(settings.max_connections)
+        self._max_connections_per_address = settings.max_connections_per_address
         self._handshakes = Handshakes()
         self._authentication = authentication
         self._authorization = authorization
         self.security_admin = security_admin
-        self._session_max_seconds = max_reauth_ms / 1e3 or math.inf
+        self._session_max_seconds = settings.connections_max_reauth_ms / 1e3 or math.inf
         self._watch = authorization.watch if authorization is not None else None
         self.audit = authorization.audit if authorization is not None else None
         self._quotas = quotas
