@@ -89,9 +89,8 @@ def bench(
 
     Example: sparklog bench cost --topics 20 --rate 500 --record-bytes 1000
     """
-    given = (topics, partitions, rate, record_bytes, brokers)
     workload = None
-    if any(each is not None for each in given):
+    if any(each is not None for each in (topics, partitions, rate, record_bytes, brokers)):
         workload = Workload(
             topics=topics or _ONE.topics,
             partitions=partitions or _ONE.partitions,
@@ -99,17 +98,7 @@ def bench(
             record_bytes=record_bytes or _ONE.record_bytes,
             brokers=brokers or _ONE.brokers,
         )
-    if (workload is not None or setting) and tuple(names or ()) != ("cost",):
-        raise typer.BadParameter(
-            "--topics, --partitions, --rate, --record-bytes, --brokers and --setting are for the"
-            " measure `cost` alone: sparklog bench cost --topics 20"
-        )
-    for name in names or ():
-        if name.partition("-")[0] in COMPARISONS:
-            raise typer.BadParameter(
-                f"The measure {name!r} is not part of the installed package: run"
-                f" `python -m benchmarks {name}` in a source checkout of sparklog."
-            )
+    _check(names or (), is_of_cost=workload is not None or bool(setting))
     options = BenchOptions(
         folder=folder or Path(tempfile.gettempdir()),
         seconds=seconds,
@@ -119,6 +108,24 @@ def bench(
         settings=_settings(setting or ()),
     )
     run_measures(MEASURES, names or (), options, as_markdown=as_markdown)
+
+
+def _check(names: Sequence[str], *, is_of_cost: bool) -> None:
+    """Raises `BadParameter` for measures that cannot run.
+
+    `is_of_cost`: there are options that only the measure `cost` has.
+    """
+    if is_of_cost and tuple(names) != ("cost",):
+        raise typer.BadParameter(
+            "--topics, --partitions, --rate, --record-bytes, --brokers and --setting are for the"
+            " measure `cost` alone: sparklog bench cost --topics 20"
+        )
+    for name in names:
+        if name.partition("-")[0] in COMPARISONS:
+            raise typer.BadParameter(
+                f"The measure {name!r} is not part of the installed package: run"
+                f" `python -m benchmarks {name}` in a source checkout of sparklog."
+            )
 
 
 def _settings(pairs: Sequence[str]) -> dict[str, str]:
