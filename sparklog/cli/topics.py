@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sparklog import errors
+from sparklog.cli.dead_letters import dead_letters
 from sparklog.display import counted
 from sparklog.formats.topic_config import JSON, VALUE_FORMAT, VALUE_SCHEMA, described
 from sparklog.formats.topic_names import unknown_topic
@@ -375,6 +376,9 @@ def columns(
             _print_columns(info)
         if not accept:
             _print_proposal(info, proposal)
+
+
+app.command("dead-letters", cls=Command)(dead_letters)
 
 
 def _changed_columns(

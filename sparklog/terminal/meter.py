@@ -1,4 +1,4 @@
-"""The progress bar of `sparklog produce`, on standard error."""
+"""Progress bars of `produce` and of `topics dead-letters`, on standard error."""
 
 from __future__ import annotations
 
@@ -37,6 +37,31 @@ class Meter:
     def next_input(self) -> None:
         """Moves on to the next input."""
         self._before_bytes += next(self._sizes_bytes) or 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+class CopyMeter:
+    """A progress bar over the records of a topic, and the number of those that were copied."""
+
+    def __init__(self, what: str) -> None:
+        self._progress = Progress(
+            BarColumn(),
+            TextColumn("{task.completed:,} records, {task.fields[copied]:,} " + what),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=None, copied=0)
+
+    def show(self, records: int, copied: int, *, left: int) -> None:
+        """Shows how many records were examined and copied so far, and how many are left."""
+        self._progress.update(self._task, completed=records, total=records + left, copied=copied)
 
     def __enter__(self) -> Self:
         self._progress.start()

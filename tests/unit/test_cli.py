@@ -1096,6 +1096,105 @@ def test_consume_some_partitions(broker: LiveBroker) -> None:
     assert "no partition 4: its partitions are 0 to 3" in refused.stderr
 
 
+# ------------------------------------------------------------------------------ dead letters
+
+
+class Killed(BaseException):
+    """Nothing handles it, as nothing handles the end of a process."""
+
+
+def kill(*_: object, **__: object) -> None:
+    """Takes the place of a function that a process does not live to call."""
+    raise Killed
+
+
+@pytest.fixture(name="letters")
+def _letters(broker: LiveBroker) -> LiveBroker:
+    """A typed topic with four records, of which the second and the last do not fit."""
+    broker.create("typed", 1, value_format="json", value_schema="a INT")
+    values = (b'{"a": 1}', b'{"a": "n/a"}', None, b"\xff")
+    fill(broker, "typed", *((0, b"k", each) for each in values))
+    return broker
+
+
+def letters_of(broker: LiveBroker) -> list[tuple[bytes | None, int]]:
+    """The value and the offset of each record that was copied; all have the same key."""
+    with sparklog.connect(broker.address) as log:
+        rows = log.read("dead").to_pylist()
+    found = []
+    for row in rows:
+        headers = {each["key"]: each["value"] for each in row["headers"]}
+        assert headers["sparklog.topic"] == b"typed"
+        assert headers["sparklog.partition"] == b"0"
+        assert row["key"] == b"k"
+        assert row["timestamp"] == dt.datetime(2023, 11, 14, 22, 13, 20, tzinfo=dt.UTC)
+        found.append((row["value"], int(headers["sparklog.offset"])))
+    return found
+
+
+DEAD = [(b'{"a": "n/a"}', 1), (b"\xff", 3)]
+COPY = ("topics", "dead-letters", "typed", "--to", "dead")
+
+
+def test_dead_letters_are_copied_once(letters: LiveBroker) -> None:
+    """A later command continues, and records that fit are not copied."""
+    first = ask(letters, *COPY)
+    assert first.stderr.splitlines() == [
+        "sparklog: created topic dead",
+        "2 dead letters of 4 records copied to dead",
+    ]
+    fill(letters, "typed", (0, b"k", b"[]"), (0, b"k", b'{"a": 2}'))
+    assert ask(letters, *COPY).stderr == "1 dead letter of 2 records copied to dead\n"
+    assert letters_of(letters) == [*DEAD, (b"[]", 4)]
+    again = ask(letters, *COPY, "--group", "other").stderr
+    assert again == "3 dead letters of 6 records copied to dead\n"
+
+
+@pytest.mark.parametrize(
+    ("stop", "copies"),
+    [
+        ("sparklog.client.producer.producer.Producer.send_table", DEAD),
+        ("sparklog.client.consumer.membership.Membership.commit", DEAD * 2),
+    ],
+)
+def test_no_dead_letter_is_lost(
+    letters: LiveBroker, stop: str, copies: list[tuple[bytes, int]]
+) -> None:
+    """A command that dies before the copy leaves it to the next; after it, the copy is repeated."""
+    with mock.patch(stop, kill), pytest.raises(Killed):
+        ask(letters, *COPY)
+    ask(letters, *COPY)
+    assert letters_of(letters) == copies
+
+
+def test_dead_letters_follow_the_columns(
+    letters: LiveBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that waits for records judges them by the columns that the topic has by then."""
+    monkeypatch.setattr(limits, "METADATA_AGE_SECONDS", -1)
+    from sparklog.cli.dead_letters import _Copier
+
+    with sparklog.connect(letters.address) as log:
+        log.create_topic("dead", 1)
+        copier = _Copier(log, "typed", "dead")
+        copier.check()
+        log.alter("typed", {"value.schema": "a INT, b INT"})
+        fill(letters, "typed", (0, b"k", b'{"b": "n/a"}'))
+        with log.producer() as copier.producer:
+            for batch in log.consumer("typed", follow=False).batches():
+                copier.copy(batch)
+    assert letters_of(letters) == [*DEAD, (b'{"b": "n/a"}', 4)]
+
+
+def test_dead_letters_need_typed_columns(letters: LiveBroker) -> None:
+    """Another topic has none, and a topic is not copied to itself."""
+    refused = ask(letters, "topics", "dead-letters", "t1", "--to", "dead")
+    assert refused.exit_code == ExitCode.FAILED
+    assert "topic t1 has no typed columns" in refused.stderr
+    assert "dead" not in ask(letters, "topics", "list").stdout
+    assert ask(letters, *COPY[:-1], "typed").exit_code == ExitCode.USAGE
+
+
 # ------------------------------------------------------------------------------ as a process
 
 
