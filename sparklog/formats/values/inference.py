@@ -30,8 +30,11 @@ _BIGINT: Final = 1 << 63
 _REFUSALS: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-def kind_of(value: Any, depth: int = 0) -> Kind:
-    """Returns the type of a value that `json.loads` returned."""
+def kind_of(value: Any, depth: int = 0, of_text: Callable[[str], str] = lambda _: "STRING") -> Kind:
+    """Returns the type of a value that `json.loads` returned.
+
+    `of_text` returns the type of a string.
+    """
     if value is None:
         return None
     if isinstance(value, bool):
@@ -40,11 +43,16 @@ def kind_of(value: Any, depth: int = 0) -> Kind:
         return "BIGINT" if -_BIGINT <= value < _BIGINT else "STRING"
     if isinstance(value, float):
         return "DOUBLE"
-    if isinstance(value, str) or depth == INFERRED_DEPTH:
+    if isinstance(value, str):
+        return of_text(value)
+    if depth == INFERRED_DEPTH:
         return "STRING"
     if isinstance(value, list):
-        return [functools.reduce(merged, (kind_of(each, depth + 1) for each in value), None)]
-    return {name: kind_of(each, depth + 1) for name, each in value.items() if is_text(name)}
+        kinds = (kind_of(each, depth + 1, of_text) for each in value)
+        return [functools.reduce(merged, kinds, None)]
+    return {
+        name: kind_of(each, depth + 1, of_text) for name, each in value.items() if is_text(name)
+    }
 
 
 def merged(one: Kind, other: Kind) -> Kind:

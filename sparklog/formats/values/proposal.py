@@ -2,6 +2,7 @@
 
 - A proposal depends on the values alone, not on their order.
 - An object with more than `MAP_KEYS` keys in all values together is a MAP: its keys are data.
+- A field of strings is a TIMESTAMP or DATE if all of its values are (`inferred_times`).
 - A field that cannot be a column is named with the reason: one that is always null, or whose name
   Delta does not accept. So is one whose column was dropped.
 """
@@ -19,6 +20,7 @@ import pyarrow as pa
 from sparklog.formats.values import ddl
 from sparklog.formats.values.columns import Column
 from sparklog.formats.values.inference import Kind, kind_of, merged
+from sparklog.formats.values.inferred_times import TIMES, TimeCounts, kind_of_text
 
 MAP_KEYS: Final = 50
 _SHOWN: Final = 40
@@ -73,6 +75,7 @@ def propose(values: Iterable[bytes | None], known: Sequence[Column] = ()) -> Pro
             one, and are not proposed.
     """
     found: dict[str, tuple[Kind, int, str]] = {}
+    times = TimeCounts()
     filled = [each for each in known if each.is_filled]
     unfilled = {each.field: each for each in known if not each.is_filled}
     skipped = frozenset(each.field for each in filled)
@@ -88,13 +91,17 @@ def propose(values: Iterable[bytes | None], known: Sequence[Column] = ()) -> Pro
         for name, each in members.items():
             if name not in skipped and each is not None:
                 kind, count, example = found.get(name, (None, 0, _shown(each)))
-                found[name] = merged(kind, kind_of(each, depth=1)), count + 1, example
+                one = kind_of(each, depth=1, of_text=kind_of_text)
+                times.add(name, one)
+                found[name] = merged(kind, one), count + 1, example
     columns: list[ProposedColumn] = []
     left_out: list[str] = []
     taken = {name.lower() for name in skipped}
     leaves = sum(_leaves(each.as_field.type) for each in filled)
     for name, (kind, count, example) in found.items():
-        column = unfilled[name].as_field.type if name in unfilled else _type(kind)
+        column = (
+            unfilled[name].as_field.type if name in unfilled else _type(times.checked(name, kind))
+        )
         reason = _DROPPED if name in unfilled and filled else _reason(name, column, taken)
         if column is not None and not reason:
             leaves += _leaves(column)
@@ -175,4 +182,5 @@ _TYPES: Final = {
     "BIGINT": pa.int64(),
     "DOUBLE": pa.float64(),
     "STRING": pa.string(),
+    **TIMES,
 }
