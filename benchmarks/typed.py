@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from benchmarks.json_values import flights
 from benchmarks.progress import doing
+from benchmarks.slow_values import slow_values
 from sparklog.bench.broker import BrokerProcess, FreshRoot
 from sparklog.bench.report import BenchOptions, Measurement
 from sparklog.client.log import Log
@@ -69,6 +70,7 @@ def typed(options: BenchOptions) -> Iterator[Measurement]:
         target="0.45",
         met=min(ratios) >= 0.45,
     )
+    yield from slow_values(options)
 
 
 def _sustained(log: Log, batch: pa.RecordBatch, rows: int) -> float:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
@@ -47,6 +48,7 @@ from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.pools import Pools
 from sparklog.broker.refused_work import RefusedWork, Work
 from sparklog.clock import Clock, SystemClock
+from sparklog.formats.values import derive
 from sparklog.listeners import text_of
 from sparklog.settings import BrokerSettings
 from sparklog.storage import wal
@@ -71,6 +73,8 @@ REDIRECT_SECONDS = 1.0  # for which a broker still names the leaders of partitio
 _log = structlog.get_logger("sparklog.broker")
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's default of 5 ms is too long for an ack that waits for the publisher to yield the GIL."""
+_PAUSE_SECONDS = 0.001
+"""A pause of the publisher between values that are slow to decode, in which an ack can end."""
 
 
 class Agent:
@@ -171,6 +175,7 @@ class Agent:
         began = clock.monotonic()
         check_installed(settings)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
+        derive.set_pause(functools.partial(time.sleep, _PAUSE_SECONDS))
         try:
             # Before the takeover, so that the root is unchanged if a port is in use.
             self.listeners.bind(self._ports_of_leader)

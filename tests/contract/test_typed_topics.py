@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import operator
+import time
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -19,8 +20,10 @@ from typer.testing import CliRunner
 
 import sparklog
 from sparklog import errors, limits
+from sparklog.broker import agent as agent_module
 from sparklog.broker.agent import Agent
 from sparklog.cli import app
+from sparklog.formats.values import derive
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -107,6 +110,18 @@ def test_values_become_columns(tmp_path: Path) -> None:
         assert (info.misfits, info.unfilled_rows) == (3, 0)
     protocol = table(tmp_path).protocol()
     assert (protocol.min_reader_version, protocol.min_writer_version) == (1, 2)
+
+
+def test_slow_values_leave_turns_to_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An embedded broker sets a pause too, in which acks do not wait for Python's decoder."""
+    monkeypatch.setattr(derive, "_pause", None)
+    with broker(tmp_path):
+        assert derive._pause is not None
+        began = time.perf_counter()
+        derive._pause()
+        assert time.perf_counter() - began >= agent_module._PAUSE_SECONDS > 0
 
 
 def test_a_running_topic_gets_columns(tmp_path: Path) -> None:

@@ -614,3 +614,15 @@ def test_a_deriver_is_picklable() -> None:
     """For other processes."""
     deriver = pickle.loads(pickle.dumps(Deriver(ddl.parse("a INT, b INT"), paths=["x", "x"])))
     assert rows_of(deriver.derive(pa.array([b'{"x":1}'], pa.binary()))) == [(1, 1, None)]
+
+
+def test_other_threads_have_turns_between_slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time enough rows of a block were slow; others cost no pause."""
+    turns: list[int] = []
+    monkeypatch.setattr(derive, "_pause", None)
+    derive.set_pause(lambda: turns.append(1))
+    slow = ['{"a": "x"}', '{"a": NaN}', '{"a": 1}', None]
+    derived(slow * derive.PAUSE_ROWS, "a INT")
+    assert len(turns) == 2
+    derived(['{"a": 1}'] * 4 * derive.PAUSE_ROWS, "a INT")
+    assert len(turns) == 2

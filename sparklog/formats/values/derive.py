@@ -10,7 +10,8 @@
 
 msgspec decodes a value straight to the fields. It accepts a subset of what the rules accept, with
 the same result. A value that it refuses is decoded field by field: by msgspec again, and a field
-that it refuses by the rules.
+that it refuses by the rules. That takes ten times as long, all of it in Python, so a process whose
+other threads must not wait sets a pause (`set_pause`).
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ MISFIT: Final = "a field does not fit"
 _BLOCK_ROWS: Final = 1_024
 _BLOCK_BYTES: Final = 4 * 1024 * 1024
 """Bounds of one block, which exists as Python objects before it becomes columns."""
+PAUSE_ROWS: Final = 64
+"""Refused values after which other threads have a turn: 1 to 2 ms of work."""
 _STEP_ROWS: Final = 256
 """Rows that become cells of columns together. More do not fit in a processor's cache."""
 _SHOWN_CHARACTERS: Final = 40
@@ -56,6 +59,20 @@ _NAMED_MISFITS: Final = 10
 _REFUSALS: Final = (msgspec.MsgspecError, ValueError, ArithmeticError)
 """`ArithmeticError`: an exponent that is too large for `decimal`."""
 _as_tuple: Final = msgspec.structs.astuple
+
+
+_pause: Callable[[], None] | None = None
+
+
+def set_pause(pause: Callable[[], None] | None) -> None:
+    """Sets what derivers of this process call after `PAUSE_ROWS` values that msgspec refuses.
+
+    Python lets another thread run after its switch interval, but takes the interpreter back at once
+    when that thread waits for a disk or a socket. A request that waits ten times then takes ten
+    intervals, unless it finds a pause.
+    """
+    global _pause
+    _pause = pause
 
 
 class Derived(NamedTuple):
@@ -199,6 +216,8 @@ class _Block:
         """Values that were parsed by the rules, by row."""
         self._bad: dict[int, str] = {}
         """The reasons of values that are bad as a whole, by row."""
+        self._refused = 0
+        """The number of values that msgspec refused, which decides when to pause."""
         self._misfits: dict[int, dict[int, str]] = {}
         """Reasons of fields that do not fit, of the first columns, by row and column number."""
         _, not_utf8 = utf8_texts(values)
@@ -272,6 +291,9 @@ class _Block:
 
     def _decoded_by_field(self, layer: _Layer, row: int, value: bytes) -> msgspec.Struct:
         """Returns the row of a value that msgspec refuses to decode as a whole."""
+        self._refused += 1
+        if _pause is not None and not self._refused % PAUSE_ROWS:
+            _pause()
         try:
             raws = _as_tuple(layer.decode_raw(value))
         except _REFUSALS:

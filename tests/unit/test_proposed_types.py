@@ -1,4 +1,4 @@
-"""Columns that are proposed for the fields of JSON values."""
+"""Types of the columns that are proposed for the fields of JSON values."""
 
 from __future__ import annotations
 
