@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sparklog.client.log import Log
     from sparklog.client.producer.producer import Producer
     from sparklog.formats.values.columns import Plan
+    from sparklog.terminal.meter import CopyMeter
 
 
 def dead_letters(
@@ -69,23 +70,26 @@ def dead_letters(
     with open_log(root, bootstrap, wait) as log:
         copier = _Copier(log, topic, to)
         copier.check()
-        with contextlib.ExitStack() as stack:
-            copier.producer = stack.enter_context(log.producer())
-            member = stack.enter_context(
-                log.consumer(topic, follow=follow, group=group or f"dead-letters-{to}")
-            )
-            meter = None
-            if sys.stderr.isatty():
-                from sparklog.terminal.meter import CopyMeter
-
-                meter = stack.enter_context(CopyMeter("dead letters"))
-            try:
+        try:
+            with contextlib.ExitStack() as stack:
+                copier.producer = stack.enter_context(log.producer())
+                name = group or f"dead-letters-{to}"
+                member = stack.enter_context(log.consumer(topic, follow=follow, group=name))
+                meter = stack.enter_context(_meter())
                 for batch in member.batches():
                     copier.copy(batch)
                     if meter is not None:
                         meter.show(copier.records, copier.copied, left=member.statistics().lag)
-            finally:
-                typer.echo(copier.summary, err=True)
+        finally:
+            typer.echo(copier.summary, err=True)
+
+
+def _meter() -> contextlib.AbstractContextManager[CopyMeter | None]:
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from sparklog.terminal.meter import CopyMeter
+
+    return CopyMeter("dead letters")
 
 
 class _Copier:
