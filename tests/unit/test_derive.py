@@ -595,6 +595,19 @@ def test_a_large_value_is_a_block_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(sizes)[1] < 100
 
 
+def test_a_single_block_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most calls have few values."""
+    made: list[Derived] = []
+    of_block = derive._Block.derived
+
+    def noted(*arguments: Any) -> Derived:
+        made.append(of_block(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(derive._Block, "derived", noted)
+    assert derived(["{}"], "a INT") is made[0]
+
+
 def test_no_values() -> None:
     """No rows, and no columns."""
     assert rows_of(derived([], "a INT, s STRUCT<x: DATE>, l ARRAY<STRUCT<x: INT>>")) == []

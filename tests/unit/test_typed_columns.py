@@ -73,6 +73,17 @@ def test_a_rewrite_removes_no_values(history: list[list[str]], data: st.DataObje
             tags[merged.tag] = names(merged)
 
 
+def test_a_tag_names_no_more_sets_than_needed() -> None:
+    """Tags of files that are merged again and again do not grow with the history."""
+    known = grown(["a STRING"], ["a STRING", "b BIGINT"], ["b BIGINT", "c DOUBLE"])
+    assert known is not None
+    tags = [known._tag(generation) for generation, _ in known.history]
+    merged = known.plan(tags)
+    assert merged is not None
+    assert names(merged) == {"a", "b", "c"}
+    assert merged.tag == f"{tags[2]},{tags[1]}"
+
+
 def test_a_tag_of_another_history_is_unknown() -> None:
     """After a RESTORE, the same generation may have other columns."""
     one, other = grown(["a STRING"]), grown(["b BIGINT"])

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-from sparklog.formats.values.inference import Kind
+from sparklog.formats.values.inference import Kind, kind_of
 from sparklog.formats.values.json_rules import ValueMismatch, typed_leaf_decoder
 
 MIN_TIMES: Final = 100
@@ -49,9 +49,11 @@ class TimeCounts:
         self._counts: Counter[tuple[str | None, ...]] = Counter()
         """By the names from the top; None stands for the elements of an array."""
 
-    def add(self, name: str, kind: Kind) -> None:
-        """Counts the times in one record's value of a field."""
+    def kind_of(self, name: str, value: Any) -> Kind:
+        """Returns the type of one record's value of a field, and counts its times."""
+        kind = kind_of(value, depth=1, of_text=kind_of_text)
         self._add((name,), kind)
+        return kind
 
     def _add(self, path: tuple[str | None, ...], kind: Kind) -> None:
         if isinstance(kind, dict):

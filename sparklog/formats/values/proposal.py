@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from sparklog.formats.values import ddl
 from sparklog.formats.values.columns import Column
-from sparklog.formats.values.inference import Kind, kind_of, merged
-from sparklog.formats.values.inferred_times import TIMES, TimeCounts, kind_of_text
+from sparklog.formats.values.inference import Kind, merged
+from sparklog.formats.values.inferred_times import TIMES, TimeCounts
 
 MAP_KEYS: Final = 50
 _SHOWN: Final = 40
@@ -91,9 +91,7 @@ def propose(values: Iterable[bytes | None], known: Sequence[Column] = ()) -> Pro
         for name, each in members.items():
             if name not in skipped and each is not None:
                 kind, count, example = found.get(name, (None, 0, _shown(each)))
-                one = kind_of(each, depth=1, of_text=kind_of_text)
-                times.add(name, one)
-                found[name] = merged(kind, one), count + 1, example
+                found[name] = merged(kind, times.kind_of(name, each)), count + 1, example
     columns: list[ProposedColumn] = []
     left_out: list[str] = []
     taken = {name.lower() for name in skipped}
