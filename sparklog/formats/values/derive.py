@@ -54,7 +54,7 @@ PAUSE_ROWS: Final = 64
 _STEP_ROWS: Final = 256
 """Rows that become cells of columns together. More do not fit in a processor's cache."""
 _SHOWN_CHARACTERS: Final = 40
-_NAMED_MISFITS: Final = 10
+NAMED_MISFITS: Final = 10
 """Columns whose reasons fill an error: each takes at least 23 characters."""
 _REFUSALS: Final = (msgspec.MsgspecError, ValueError, ArithmeticError)
 """`ArithmeticError`: an exponent that is too large for `decimal`."""
@@ -330,11 +330,11 @@ class _Block:
     def _note_misfit(self, column: _Column, row: int, mismatch: ValueMismatch) -> None:
         """Adds the reason, unless those of enough columns before this one are known."""
         known = self._misfits.setdefault(row, {})
-        if len(known) == _NAMED_MISFITS:
+        if len(known) == NAMED_MISFITS:
             if column.number > (last := max(known)):
                 return
             del known[last]
-        known[column.number] = _text(column.name, mismatch)
+        known[column.number] = misfit_text(column.name, mismatch)
 
     def _built(self, layer: _Layer, place: int, cells: Sequence[Any]) -> pa.Array:
         column = layer.columns[place]
@@ -366,14 +366,19 @@ class _Block:
             return pa.nulls(len(self._values), pa.string())
         found: list[str | None] = [None] * len(self._values)
         for row, by_number in self._misfits.items():
-            texts = "; ".join(by_number[number] for number in sorted(by_number))
-            found[row] = _cut(texts, ERROR_CHARACTERS)
+            found[row] = error_text([by_number[number] for number in sorted(by_number)])
         for row, reason in self._bad.items():
             found[row] = reason
         return pa.array(found, pa.string())
 
 
-def _text(name: str, mismatch: ValueMismatch) -> str:
+def error_text(reasons: Sequence[str]) -> str:
+    """Returns a row's error."""
+    return _cut("; ".join(reasons), ERROR_CHARACTERS)
+
+
+def misfit_text(name: str, mismatch: ValueMismatch) -> str:
+    """Returns why a field does not fit the column of this name."""
     inside = [_cut(each, _SHOWN_CHARACTERS) for each in mismatch.path]
     text = f"{'.'.join((name, *inside))}: {_shown(mismatch.value)} is not {mismatch.wanted}"
     return text.encode("utf-8", "backslashreplace").decode()

@@ -36,7 +36,7 @@ class SlotLimit:
         fields: the field of the JSON object that fills each column, and the column's type.
         """
         self._counters = [(name, _counter(kind)) for name, kind in fields]
-        self._width = sum(_width(kind) for _, kind in fields)
+        self._width = sum(slot_width(kind) for _, kind in fields)
         self._widest = max((_widest(kind) for _, kind in fields), default=0)
         """The width of the widest struct that can exceed the limit; 0: none can."""
         has_map = any(_has_map(kind) for _, kind in fields)
@@ -50,7 +50,7 @@ class SlotLimit:
     def may_exceed(self, value: bytes) -> bool:
         """Returns whether the record could exceed the limit, from counts of its bytes."""
         size = len(value)
-        spare = _limit(size) - self._width - _SCALARS_FACTOR * size
+        spare = slot_limit(size) - self._width - _SCALARS_FACTOR * size
         if self._widest * size // _ELEMENT_BYTES <= spare:
             return False
         elements = value.count(b"{") + len(self._null.findall(value))
@@ -64,17 +64,18 @@ class SlotLimit:
             record: its fields, as `json_rules.parse` returns them.
         """
         slots = sum(count(record.get(name)) for name, count in self._counters)
-        return slots > _limit(size)
+        return slots > slot_limit(size)
 
 
-def _limit(size: int) -> int:
+def slot_limit(size: int) -> int:
+    """Returns the bytes that the slots of a record of this size may take."""
     return SLOT_BYTES_FACTOR * size + FREE_SLOT_BYTES
 
 
-def _width(kind: pa.DataType) -> int:
+def slot_width(kind: pa.DataType) -> int:
     """Returns the bytes of a slot without the elements of arrays and maps."""
     if pa.types.is_struct(kind):
-        return sum(_width(field.type) for field in kind)
+        return sum(slot_width(field.type) for field in kind)
     return 2 * _SLOT if pa.types.is_decimal(kind) else _SLOT
 
 
@@ -83,9 +84,9 @@ def _widest(kind: pa.DataType) -> int:
     if pa.types.is_struct(kind):
         return max(_widest(field.type) for field in kind)
     if pa.types.is_map(kind):
-        width, least, inner = _SLOT + _width(kind.item_type), _ENTRY_BYTES, kind.item_type
+        width, least, inner = _SLOT + slot_width(kind.item_type), _ENTRY_BYTES, kind.item_type
     elif pa.types.is_list(kind):
-        width, least, inner = _width(kind.value_type), _ELEMENT_BYTES, kind.value_type
+        width, least, inner = slot_width(kind.value_type), _ELEMENT_BYTES, kind.value_type
     else:
         return 0
     can_exceed = pa.types.is_struct(inner) and width > SLOT_BYTES_FACTOR * least
@@ -103,7 +104,7 @@ def _counter(kind: pa.DataType) -> Callable[[Any], int]:
 
     It takes time in proportion to the value. One that does not fit has the slot of a scalar.
     """
-    width = _width(kind)
+    width = slot_width(kind)
     if pa.types.is_struct(kind):
         return _struct_counter(kind, width)
     if pa.types.is_list(kind):
@@ -122,7 +123,7 @@ def _counter(kind: pa.DataType) -> Callable[[Any], int]:
 def _struct_counter(kind: pa.StructType, width: int) -> Callable[[Any], int]:
     # Absent fields are in the width, so that only those of the value are visited.
     nested = {
-        field.name: (_counter(field.type), _width(field.type))
+        field.name: (_counter(field.type), slot_width(field.type))
         for field in kind
         if pa.types.is_nested(field.type)
     }
