@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,21 +24,33 @@ import pyarrow as pa
 
 from sparklog import arrow
 from sparklog.formats.values.arrow_columns import to_column
+from sparklog.formats.values.avro import loops
 from sparklog.formats.values.avro.rules import FRAME_BYTES, BadValue, Decoder
 from sparklog.formats.values.avro.schema import AvroSchema
 from sparklog.formats.values.checks import bytes_of
-from sparklog.formats.values.derive import MISFIT, NAMED_MISFITS, error_text, misfit_text
+from sparklog.formats.values.derive import (
+    MISFIT,
+    NAMED_MISFITS,
+    error_text,
+    misfit_text,
+)
 from sparklog.formats.values.json_rules import ValueMismatch
+from sparklog.limits import MIB
 
 Longs: TypeAlias = npt.NDArray[np.int64]
+Schemas: TypeAlias = Mapping[int, AvroSchema | str]
+"""Writer schemas by id; a text for one that can never be used, which says why."""
 
 NOT_FRAMED: Final = "does not begin with a zero byte and the id of a schema"
 WAITING: Final = "waiting for its schema"
 UNUSABLE_SCHEMA: Final = "its schema cannot be used"
 
 _BLOCK_ROWS: Final = 1_024
-_BLOCK_BYTES: Final = 4 * 1024 * 1024
-"""Bounds of one block, which may exist as Python objects before it becomes columns."""
+_BLOCK_BYTES: Final = 4 * MIB
+"""Bounds of values that exist as Python objects before they become columns."""
+_LOOP_ROWS: Final = 32_768
+_LOOP_BYTES: Final = 8 * MIB
+"""Bounds of values that the compiled loop decodes in one call."""
 _KEPT_SCHEMAS: Final = 64
 _NULL: Final = -1
 _UNFRAMED: Final = -2
@@ -74,6 +87,7 @@ class AvroDeriver:
         self._paths = list(paths)
         self._kinds = [field.type for field in fields]
         self._decoder = functools.lru_cache(_KEPT_SCHEMAS)(self._new_decoder)
+        self._loop = loops.LoopColumns(self._paths, self._kinds)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(AvroDeriver, paths=self._paths), (self._fields,)
@@ -81,62 +95,111 @@ class AvroDeriver:
     def _new_decoder(self, schema: AvroSchema) -> Decoder:
         return Decoder(schema, self._paths, self._kinds)
 
-    def derive(
-        self, values: pa.BinaryArray, schemas: Mapping[int, AvroSchema | str]
-    ) -> AvroDerived:
-        """Returns the columns of these values. No bytes raise an error.
+    def derive(self, values: pa.BinaryArray, schemas: Schemas) -> AvroDerived:
+        """Returns the columns of these framed values. No bytes raise an error."""
+        kernel = loops.kernel_for(len(values))
+        bounds = (_BLOCK_ROWS, _BLOCK_BYTES) if kernel is None else (_LOOP_ROWS, _LOOP_BYTES)
+        left = [*_blocks(values, *bounds)]
+        left.reverse()
+        found = []
+        while left:
+            block = _Block(left.pop(), schemas, [field.name for field in self._fields])
+            if kernel is None:
+                columns = self._by_rules(block, np.arange(len(block.values)))
+            elif (by_loop := self._by_loop(kernel, block)) is not None:
+                columns = by_loop
+            else:
+                middle = len(block.values) // 2
+                left += [block.values[middle:], block.values[:middle]]
+                continue
+            found.append(block.derived(columns))
+        return _joined(found)
 
-        Args:
-            values: the framed values.
-            schemas: by id; a text for a schema that can never be used, which says why.
-        """
-        blocks = [self._derived(block, schemas) for block in _blocks(values)]
-        if len(blocks) == 1:
-            return blocks[0]
-        by_reason: Counter[str] = Counter()
-        for each in blocks:
-            by_reason.update(each.bad_by_reason)
-        columns = zip(*(each.columns for each in blocks), strict=True)
-        return AvroDerived(
-            [*map(pa.concat_arrays, columns)],
-            pa.concat_arrays([each.error for each in blocks]),
-            by_reason,
-            frozenset().union(*(each.waiting for each in blocks)),
-        )
+    def _by_loop(self, kernel: ModuleType, block: _Block) -> list[pa.Array] | None:
+        """Returns the columns of a block; None if they need too much memory for one block."""
+        decoded = self._loop.decode(kernel, block.values, block.schemas, block.which)
+        if decoded is None:
+            return None if len(block.values) > 1 else self._by_rules(block, np.zeros(1, np.int64))
+        slow = np.flatnonzero(decoded.is_slow)
+        if not len(slow):
+            return decoded.columns
+        # The rows of slow values come after the others, until `take` puts them in order.
+        steps = range(0, len(slow), _BLOCK_ROWS)
+        parts = [self._by_rules(block, slow[start : start + _BLOCK_ROWS]) for start in steps]
+        order = np.arange(len(block.values), dtype=np.int64)
+        order[slow] = np.arange(len(slow)) + len(order)
+        indices = arrow.numbers(order, pa.int64())
+        return [
+            pa.concat_arrays(each).take(indices)
+            for each in zip(decoded.columns, *parts, strict=True)
+        ]
 
-    def _derived(
-        self, values: pa.BinaryArray, schemas: Mapping[int, AvroSchema | str]
-    ) -> AvroDerived:
-        """Returns the columns of one block."""
-        errors = _Errors([field.name for field in self._fields])
-        decoders: dict[int, Decoder | None] = {}
-        ids = schema_ids(values)
-        rows: list[list[Any]] = []
+    def _by_rules(self, block: _Block, rows: Longs) -> list[pa.Array]:
+        """Returns the columns of some rows of a block, and adds their errors to it."""
+        decoders: dict[int, Decoder] = {}
+        found: list[Sequence[Any]] = []
         nothing = [None] * len(self._fields)
-        for row, (number, value) in enumerate(zip(ids.tolist(), values.to_pylist(), strict=True)):
-            decoder = None
-            if number >= 0:
-                if number not in decoders:
-                    schema = schemas.get(number)
-                    is_usable = isinstance(schema, AvroSchema)
-                    decoders[number] = self._decoder(schema) if is_usable else None
-                decoder = decoders[number]
-            if decoder is None:
-                errors.add_undecodable(row, number, schemas.get(number))
-                rows.append(nothing)
-                continue
-            try:
-                cells, misfits = decoder.decode(value)
-            except BadValue as error:
-                errors.add(row, error.reason)
-                rows.append(nothing)
-                continue
-            rows.append(cells)
-            if misfits:
-                errors.add_misfits(row, misfits)
-        columns = zip(*rows, strict=True) if rows else ((),) * len(self._fields)
-        built = [to_column(cells, kind) for cells, kind in zip(columns, self._kinds, strict=True)]
-        return AvroDerived(built, errors.column(len(values)), errors.by_reason, errors.waiting)
+        values = block.values.take(arrow.numbers(rows, pa.int64())).to_pylist()
+        with paused_gc():
+            which = block.which[rows].tolist()
+            for row, place, value in zip(rows.tolist(), which, values, strict=True):
+                schema = block.schemas[place]
+                if schema is None:
+                    found.append(nothing)
+                    continue
+                if place not in decoders:
+                    decoders[place] = self._decoder(schema)
+                try:
+                    cells, misfits = decoders[place].decode(value)
+                except BadValue as error:
+                    block.errors.add(row, error.reason)
+                    found.append(nothing)
+                    continue
+                found.append(cells)
+                if misfits:
+                    block.errors.add_misfits(row, misfits)
+            columns = zip(*found, strict=True) if found else [()] * len(self._fields)
+            return [
+                to_column(cells, kind) for cells, kind in zip(columns, self._kinds, strict=True)
+            ]
+
+
+def _joined(blocks: Sequence[AvroDerived]) -> AvroDerived:
+    if len(blocks) == 1:
+        return blocks[0]
+    by_reason: Counter[str] = Counter()
+    for each in blocks:
+        by_reason.update(each.bad_by_reason)
+    columns = zip(*(each.columns for each in blocks), strict=True)
+    return AvroDerived(
+        [*map(pa.concat_arrays, columns)],
+        pa.concat_arrays([each.error for each in blocks]),
+        by_reason,
+        frozenset().union(*(each.waiting for each in blocks)),
+    )
+
+
+class _Block:
+    """Values that are derived together."""
+
+    def __init__(self, values: pa.BinaryArray, schemas: Schemas, names: Sequence[str]) -> None:
+        self.values = values
+        self.errors = _Errors(names)
+        ids, which = np.unique(schema_ids(values), return_inverse=True)
+        self.which = which.reshape(-1)
+        """For each value, its place in `schemas`."""
+        given = [schemas.get(number) if number >= 0 else None for number in ids.tolist()]
+        self.schemas = [each if isinstance(each, AvroSchema) else None for each in given]
+        is_bad = np.array([each is None for each in self.schemas], np.bool_) & (ids != _NULL)
+        for row in np.flatnonzero(is_bad[self.which]).tolist() if is_bad.any() else ():
+            place = self.which[row]
+            self.errors.add_undecodable(row, int(ids[place]), given[place])
+
+    def derived(self, columns: list[pa.Array]) -> AvroDerived:
+        """Returns the result, once all rows are decoded."""
+        errors = self.errors
+        error = errors.column(len(self.values))
+        return AvroDerived(columns, error, errors.by_reason, errors.waiting)
 
 
 def schema_ids(values: pa.BinaryArray) -> Longs:
@@ -157,13 +220,13 @@ def schema_ids(values: pa.BinaryArray) -> Longs:
     return ids
 
 
-def _blocks(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
-    """Yields the values in order, in at least one block."""
+def _blocks(values: pa.BinaryArray, rows: int, size: int) -> Iterator[pa.BinaryArray]:
+    """Yields the values in order, in at least one block of so many rows and bytes."""
     _, offsets = bytes_of(values)
     start = 0
     while True:
-        fitting = int(np.searchsorted(offsets, offsets[start] + _BLOCK_BYTES, "right")) - 1
-        stop = min(len(values), start + _BLOCK_ROWS, max(fitting, start + 1))
+        fitting = int(np.searchsorted(offsets, offsets[start] + size, "right")) - 1
+        stop = min(len(values), start + rows, max(fitting, start + 1))
         yield values[start:stop]
         start = stop
         if start >= len(values):
@@ -181,6 +244,7 @@ class _Errors:
 
     @property
     def waiting(self) -> frozenset[int]:
+        """The ids of schemas that are not known yet."""
         return frozenset(self._waiting)
 
     def add(self, row: int, reason: str, text: str | None = None) -> None:

@@ -302,11 +302,14 @@ class _Reads:
             return self._list(node, kind)
         if node.kind is Kind.MAP and pa.types.is_map(kind):
             return self._map(node, kind)
-        if node.kind in (Kind.RECORD, Kind.ARRAY, Kind.MAP):
-            shown: Any = [] if node.kind is Kind.ARRAY else {}
-            refuse = misfit(kind)
-            return lambda _cursor: refuse(shown)
-        return _leaf(node, misfit(kind) if pa.types.is_nested(kind) else converter_of(node, kind))
+        return self._leaf_or_misfit(node, kind)
+
+    def _leaf_or_misfit(self, node: Node, kind: pa.DataType) -> _Read:
+        if node.kind not in (Kind.RECORD, Kind.ARRAY, Kind.MAP):
+            return _leaf(node, converter_of(node, kind))
+        refuse = misfit(kind)
+        shown: Any = [] if node.kind is Kind.ARRAY else {}
+        return lambda _cursor: refuse(shown)
 
     def _union(self, node: Node, kind: pa.DataType) -> _Read:
         names = member_names(node.branches)
@@ -339,12 +342,9 @@ class _Reads:
         (name,) = member_names((node,))
         if is_struct_of(kind, [name]) and not is_struct_of(kind, [each for each, _ in node.fields]):
             return self._member(node, name, kind)
-        if node.kind is not Kind.RECORD:
-            shown: Any = [] if node.kind is Kind.ARRAY else {}
-            refuse = misfit(kind)
-            is_leaf = node.kind not in (Kind.ARRAY, Kind.MAP)
-            return _leaf(node, refuse) if is_leaf else lambda _cursor: refuse(shown)
-        return self._record(node, kind)
+        if node.kind is Kind.RECORD:
+            return self._record(node, kind)
+        return self._leaf_or_misfit(node, kind)
 
     def _record(self, node: Node, kind: pa.StructType) -> _Read:
         steps: list[tuple[str, int, _Read]] = []
