@@ -42,21 +42,21 @@ def json_values(options: BenchOptions) -> Iterator[Measurement]:
         kind = pa.struct([rows.schema.field(name) for name in names])
         what = f"{len(names)} of {rows.num_columns} fields of JSON"
         read, decode = object_reader(kind).read, ObjectDecoder(kind).decode
-        seconds = _processor_seconds(partial(read, texts))
+        seconds = processor_seconds(partial(read, texts))
         yield _figure(f"{what} read by sparklog", len(lines), seconds)
-        seconds = _processor_seconds(partial(_by_arrow, joined, kind))
+        seconds = processor_seconds(partial(_by_arrow, joined, kind))
         yield _figure(f"{what} read by pyarrow.json, as one text", len(lines), seconds)
         sample = lines[: len(lines) // 10]
-        seconds = _processor_seconds(partial(_by_rules, decode, sample))
+        seconds = processor_seconds(partial(_by_rules, decode, sample))
         yield _figure(f"{what} read by sparklog without msgspec", len(sample), seconds)
     encode = msgspec.json.Encoder().encode
     yield _figure(
-        "rows written as JSON by sparklog", len(lines), _processor_seconds(lambda: pack(rows, ()))
+        "rows written as JSON by sparklog", len(lines), processor_seconds(lambda: pack(rows, ()))
     )
     yield _figure(
         "rows written as JSON by msgspec, one by one",
         len(lines),
-        _processor_seconds(lambda: [encode(row) for row in rows.to_pylist()]),
+        processor_seconds(lambda: [encode(row) for row in rows.to_pylist()]),
     )
     if importlib.util.find_spec("pyspark") is not None:
         with doing("Spark's from_json and to_json"):
@@ -131,7 +131,8 @@ def _drained_seconds(frame: Any) -> float:
     return time.perf_counter() - began
 
 
-def _processor_seconds(work: Callable[[], object]) -> float:
+def processor_seconds(work: Callable[[], object]) -> float:
+    """Returns the least processor time of a few runs."""
     seconds = []
     for _ in range(_RUNS):
         began = time.process_time()

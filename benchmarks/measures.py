@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from benchmarks import cluster, flight_tls
+from benchmarks.avro_values import avro_values
 from benchmarks.consumers import reads, tails
 from benchmarks.jobs import jobs
 from benchmarks.json_values import json_values
@@ -43,6 +44,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "spark-age": age.age,
     "json-values": json_values,
     "typed": typed,
+    "avro-values": avro_values,
     "flight-tls": flight_tls.tls,
     "flight-logins": flight_tls.logins,
     "jobs": jobs,

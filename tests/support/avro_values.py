@@ -12,7 +12,7 @@ import json
 import struct
 import uuid
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, NamedTuple
 
 import fastavro
@@ -61,7 +61,8 @@ def _millis(at: dt.datetime) -> dt.datetime:
 
 def _decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     top = 10**precision - 1
-    return st.integers(-top, top).map(lambda unscaled: Decimal(unscaled).scaleb(-scale))
+    exact = Context(prec=precision)
+    return st.integers(-top, top).map(lambda unscaled: Decimal(unscaled).scaleb(-scale, exact))
 
 
 def _logical(kind: str, logical: str, **more: int) -> Json:

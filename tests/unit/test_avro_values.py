@@ -30,7 +30,7 @@ from sparklog.formats.values.avro.schema import AvroSchema, fields_of, parse
 from sparklog.formats.values.derive import ERROR_CHARACTERS, MISFIT
 from tests.support.avro_values import FRAME, Case, cases, decoded, encoded, expected, has_column
 
-few = settings(max_examples=40)
+few = settings(max_examples=25)
 MIN_LONG, MAX_LONG = -(2**63), 2**63 - 1
 
 
@@ -537,6 +537,21 @@ def test_errors_name_the_first_columns() -> None:
 
 
 # ------------------------------------------------------------------------------ loading
+
+
+def test_sizes_of_one_block_do_not_bind_the_next() -> None:
+    """Buffers that were empty, or very large, are as large as the next values need."""
+    schema = schema_of(record(s=["null", "string"], l={"type": "array", "items": "string"}))
+    deriver = AvroDeriver(fields_of(schema).fields, paths=["s", "l"])
+    nothing = framed(number(0) + number(0)), (None, [], None)
+    short = (
+        framed(number(1) + text(b"ab") + number(1) + text(b"c") + number(0)),
+        ("ab", ["c"], None),
+    )
+    many = framed(number(0) + number(900) + text(b"x" * 9) * 900 + number(0))
+    longs = many, (None, ["x" * 9] * 900, None)
+    for value, row in (nothing, short, nothing, longs, short, longs):
+        assert rows_of(deriver.derive(pa.array([value] * 100), {1: schema})) == [row] * 100
 
 
 def test_derivers_and_schemas_can_be_pickled() -> None:

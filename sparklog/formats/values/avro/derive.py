@@ -35,6 +35,7 @@ from sparklog.formats.values.derive import (
     misfit_text,
 )
 from sparklog.formats.values.json_rules import ValueMismatch
+from sparklog.gc_pause import paused_gc
 from sparklog.limits import MIB
 
 Longs: TypeAlias = npt.NDArray[np.int64]

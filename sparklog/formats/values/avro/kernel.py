@@ -402,7 +402,7 @@ def _decode(  # noqa: C901 (one instruction after the other)
                 place = (cells[own] >> 3) + cell_count[own]
                 longs[np.uint64(place)] = np.int64(_fixed_bits(data, at, 8))
             else:
-                # A signaling NaN becomes a quiet one in a conversion, whoever converts it.
+                # The rules convert it in the same way, so a signaling NaN becomes a quiet one too.
                 bits32 = np.uint32(_fixed_bits(data, at, 4))
                 place = (cells[own] >> 3) + cell_count[own]
                 doubles[np.uint64(place)] = np.float64(bits32.view(np.float32))
@@ -642,7 +642,7 @@ def decode(
             schema has no program.
         width: bytes that the columns count in each row, without elements.
         to: buffers with room for as many cells as there are values, for all outputs that are not
-            inside a list. What they contain is undefined.
+            inside a list. Their contents are undefined.
 
     Returns `DONE`, or the buffer that is full: twice the number of its output if there is no room
     for more cells, and one more if there is none for more bytes of texts.

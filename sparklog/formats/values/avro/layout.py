@@ -28,6 +28,7 @@ from sparklog.formats.values.avro.program import (
 _ELEMENTS: Final = 4  # for each cell of a list, at first
 _TEXT_BYTES: Final = 12  # for each cell of texts, at first
 _SPARE: Final = 1.3
+_MORE: Final = 4  # in addition to twice as many, of which there may have been none
 _LEAST: Final = 16
 _ALIGNMENT: Final = 64
 
@@ -37,15 +38,15 @@ class Buffers(NamedTuple):
 
     octets: Bytes
     ints: Ints
-    """The same memory, as are the next two."""
+    """A view of the same memory, as are the next two."""
     longs: Longs
     doubles: npt.NDArray[np.float64]
     validity: Longs
-    """Where the validity bits of each output begin, in bytes; a multiple of 64, as the others."""
+    """The places where the validity bits of each output begin: multiples of 64 bytes, as below."""
     cells: Longs
-    """Where its values begin; of texts and lists, the offsets."""
+    """The places where its values begin; for texts and lists, the offsets."""
     data: Longs
-    """Where the bytes of texts begin."""
+    """The places where the bytes of texts begin."""
     cell_room: Longs
     """The number of cells that each output has room for."""
     data_room: Longs
@@ -68,9 +69,9 @@ class Sizes:
             if outputs.kinds[output] == LISTS:
                 self.lists[output + 1 : outputs.ends[output]] = output
         self._elements = np.full(count, float(_ELEMENTS))
-        """Of a list's cell, in the output of the elements."""
+        """Elements for each cell of the list around an output, in the output of the elements."""
         self._text_bytes = np.full(count, float(_TEXT_BYTES))
-        """Of a cell of texts."""
+        """Bytes for each cell of texts."""
 
     def copy(self) -> Sizes:
         """Returns sizes that may be doubled."""
@@ -80,9 +81,9 @@ class Sizes:
         return found
 
     def double(self, buffer: int) -> None:
-        """Doubles a buffer, which has the number that `kernel.decode` returned."""
+        """Makes a buffer larger, which has the number that `kernel.decode` returned."""
         found = self._text_bytes if buffer % 2 else self._elements
-        found[buffer // 2] *= 2
+        found[buffer // 2] = 2 * found[buffer // 2] + _MORE
 
     def learn(self, used: Buffers) -> Sizes:
         """Returns the sizes that suffice for a block like the one in these buffers."""

@@ -4,7 +4,7 @@
   operation, output, branch of null, another instruction, and three operands.
 - If the branch of null is not negative, the value is in a union of null and one other type. The
   number of its branch is read first; for a null, the output and all outputs inside become null, and
-  the program goes on at the other instruction, which is the one after the value.
+  the program continues at the other instruction, which is the one after the value.
 - Outputs are the columns and the types inside them, numbered in preorder.
 - What the loop cannot do, such as a conversion that is rarely needed, is the operation `SLOW`: the
   rules decode that value, if it gets there.
@@ -90,9 +90,9 @@ class Program(NamedTuple):
 
     code: Ints
     table: Ints
-    """Instructions to go on at, for the branches of unions."""
+    """The instructions for the branches of unions."""
     symbol_ends: Longs
-    """Where each symbol of enums ends in `symbols`; its first entry is 0."""
+    """The place where each symbol of enums ends in `symbols`, after a zero."""
     symbols: Bytes
     starts: Mapping[AvroSchema, int]
     """The first instruction for each schema; `NO_PROGRAM` if it is too large."""
@@ -101,7 +101,7 @@ class Program(NamedTuple):
 NO_SCHEMA: Final = -1
 """In place of a first instruction, for a value that is not to be decoded."""
 NO_PROGRAM: Final = -2
-"""The same for one that the rules decode."""
+"""In place of a first instruction, for a value that the rules decode."""
 
 
 def outputs_of(kinds: Sequence[pa.DataType]) -> Outputs:
