@@ -77,7 +77,7 @@ _LEAVES: list[tuple[str, Json, st.SearchStrategy[Any]]] = [
     ("float", "double", st.floats()),
     ("bytes", "bytes", st.binary(max_size=20)),
     ("str", "string", st.text(max_size=20)),
-    ("date", _logical("int", "date"), st.dates()),
+    ("str", _logical("int", "date"), st.dates()),  # fastavro takes strings for dates
     ("time", _logical("int", "time-millis"), _times.map(_millis).map(dt.datetime.time)),
     ("time", _logical("long", "time-micros"), st.times()),
     (

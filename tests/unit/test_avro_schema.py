@@ -14,7 +14,7 @@ from sparklog.formats.values.avro.schema import InvalidSchema, fields_of, parse
 
 
 def columns(parsed: Any) -> tuple[str, dict[str, str]]:
-    """The columns as DDL, and what is left out."""
+    """The columns as DDL, and the parts that are left out."""
     fields, left_out = fields_of(parse(json.dumps(parsed)))
     text = ddl.of_fields(fields)
     assert not fields or ddl.parse(text) == fields
@@ -185,7 +185,7 @@ def test_types_that_are_used_exponentially_often() -> None:
     ],
 )
 def test_texts_that_are_not_schemas(text: str, reason: str) -> None:
-    """The message says what is wrong, and where."""
+    """The message names the fault and its place."""
     with pytest.raises(InvalidSchema) as error:
         parse(text)
     assert reason in str(error.value)

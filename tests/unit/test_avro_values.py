@@ -543,7 +543,7 @@ def test_sizes_of_one_block_do_not_bind_the_next() -> None:
     """Buffers that were empty, or very large, are as large as the next values need."""
     schema = schema_of(record(s=["null", "string"], l={"type": "array", "items": "string"}))
     deriver = AvroDeriver(fields_of(schema).fields, paths=["s", "l"])
-    nothing = framed(number(0) + number(0)), (None, [], None)
+    nothing: tuple[bytes, Any] = framed(number(0) + number(0)), (None, [], None)
     short = (
         framed(number(1) + text(b"ab") + number(1) + text(b"c") + number(0)),
         ("ab", ["c"], None),
