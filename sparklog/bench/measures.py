@@ -30,6 +30,6 @@ MEASURES: Final[Mapping[str, Measure]] = {
 """In the order in which they run."""
 
 COMPARISONS: Final = (
-    *("cluster", "flight", "jobs", "json", "kafka", "mirror", "spark", "typed", "wide"),
+    *("avro", "cluster", "flight", "jobs", "json", "kafka", "mirror", "spark", "typed", "wide"),
 )
 """First words of the measures in `benchmarks/`, which compare with other software or require it."""
