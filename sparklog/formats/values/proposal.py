@@ -165,14 +165,12 @@ def _leaves(kind: pa.DataType) -> int:
 
 
 def _struct(kind: dict[str, Kind]) -> pa.DataType | None:
-    fields: list[pa.Field] = []
-    taken: set[str] = set()
+    fields: dict[str, pa.Field] = {}
     for name, each in kind.items():
         inner = _type(each)
-        if inner is not None and not _reason(name, inner, taken):
-            taken.add(name.lower())
-            fields.append(pa.field(name, inner))
-    return pa.struct(fields) if fields else None
+        if inner is not None and not _reason(name, inner, fields):
+            fields[name.lower()] = pa.field(name, inner)
+    return pa.struct([*fields.values()]) if fields else None
 
 
 _TYPES: Final = {
