@@ -207,7 +207,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a checkpoint omits references",
-        patches=((NeededObjects, "needed", _needs_nothing),),
+        patches=((NeededObjects, "references", _needs_nothing),),
         rates=_RESTARTS,
     ),
     Mutation(
