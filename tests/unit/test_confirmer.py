@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 
 from sparklog import errors, limits
@@ -17,6 +18,7 @@ from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
 from sparklog.storage.objects.faults import Operation
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table.changes import TableChange
+from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TOMBSTONE_SECONDS, TopicTable
 from tests.support.brokers import Rig, RigOptions, paths, rows_of_root, rows_of_table
 
@@ -111,6 +113,23 @@ def slow_vacuum(store: MemoryStore) -> None:
     names = paths(store, folder)
     assert names
     store.delete(f"{folder}/{name}" for name in names)
+
+
+def test_a_file_that_is_written_again_has_the_columns_that_it_had(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Typed columns that are no longer filled keep the values of a lost file."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create("t", value_format="json", value_schema="n BIGINT")
+    rig.append(['{"n": 1}'])
+    vacuumed(rig)
+    rig.publish()
+    unset: dict[str, str | None] = {"value.format": None, "value.schema": None}
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config=unset))
+    rig.trim()
+    ((file,),) = TopicTable(store, "t", clock=clock).refresh().files
+    found = pq.read_table(store.open(data_path("t", file)), partitioning=None)
+    assert found.column("n").to_pylist() == [1]
 
 
 def test_a_file_that_begins_within_an_entry_is_written_again(

@@ -192,7 +192,7 @@ class Confirmer:
             reason = "the table names it, but the write-ahead logs do not have all of its rows"
             raise errors.MissingObject(path=facts["file"], reason=reason)
         assert file.first is not None
-        files = self._publisher.rewrite(topic, partition, file.first, entries)
+        files = self._publisher.rewrite(topic, partition, file.first, entries, lost=file)
         landed = False
 
         def decide(before: TableSnapshot) -> TableChange | None:

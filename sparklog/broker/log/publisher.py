@@ -47,6 +47,7 @@ from sparklog.storage.snapshot import (
     TableSnapshot,
 )
 from sparklog.storage.table import preparations
+from sparklog.storage.table.data_file import plan_for
 from sparklog.storage.table.names import (
     data_path,
 )
@@ -442,14 +443,22 @@ class Publisher:
         return topic.topic_id in self._pending
 
     def rewrite(
-        self, topic: Topic, partition: Partition, first: int, entries: Sequence[Located]
+        self,
+        topic: Topic,
+        partition: Partition,
+        first: int,
+        entries: Sequence[Located],
+        *,
+        lost: TableFile,
     ) -> list[TableFile]:
         """Writes files with the rows of `entries` from offset `first` on, and commits nothing.
+
+        They replace the `lost` file, and have all typed columns that it had.
 
         Raises `CorruptObject` and `MissingObject` if an entry cannot be read, and the store's
         errors.
         """
-        written = WrittenRun(_run(topic, partition, first, tuple(entries)))
+        written = WrittenRun(_run(topic, partition, first, tuple(entries), lost=[lost]))
         try:
             self._runs.write(written)
             if written.error is not None:
@@ -613,15 +622,20 @@ class Publisher:
         self._led_partitions.advance_start(topic, snapshot.starts)
 
 
-def _run(topic: Topic, partition: Partition, first: int, entries: tuple[Located, ...]) -> Run:
-    columns = topic.table.snapshot.columns
+def _run(
+    topic: Topic,
+    partition: Partition,
+    first: int,
+    entries: tuple[Located, ...],
+    lost: Sequence[TableFile] = (),
+) -> Run:
     return Run(
         topic=topic.name,
         topic_id=topic.topic_id,
         partition=partition.number,
         first=first,
         entries=entries,
-        plan=columns.plan() if columns is not None else None,
+        plan=plan_for(topic.table.snapshot.columns, lost),
     )
 
 
