@@ -12,6 +12,7 @@ gives the same run.
 | `clients` | producers that retry, queries that stage, administrators |
 | `engines` | another engine that rewrites the tables' files |
 | `puts` | the budget of puts, and what follows from it |
+| `typed`, `columns` | values of typed topics, and their columns at each commit |
 | `scales` | the memory of decoding, against its bounds |
 | `readers` | followers of the root that need no broker |
 | `history` | acked and observed records, and the invariants that they must satisfy |

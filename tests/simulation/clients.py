@@ -112,7 +112,7 @@ class _Batch:
     producer_sequence: ProducerSequence | None
     payload: pa.RecordBatch | bytes
     """In columns, or as a batch of Kafka's."""
-    values: list[bytes]
+    values: list[bytes | None]
     keys: list[bytes | None]
     times_us: list[int | None]
 
@@ -202,17 +202,21 @@ class Producer(Client):
         count = self.chance.choice([1, 1, 2, 5])
         first = self._sequences.get(place, 0)
         self._sequences[place] = first + count
-        values = [
+        given = [
             Value(
                 topic_id=place[0],
                 sender=self._sender,
                 partition=place[1],
                 sequence=first + index,
                 nonce=self.world.nonce(),
-            ).encode()
+            )
             for index in range(count)
         ]
+        values = [self.world.encode(topic, each) for each in given]
         keys: list[bytes | None] = [self.chance.choice([b"a", b"b", None]) for _ in values]
+        for index, value in enumerate(values):
+            if value is None:
+                keys[index] = given[index].encode()
         moments = [None, self.world.scheduler.clock.now_us() - self.chance.randint(0, 10**9)]
         times_us = [self.chance.choice(moments) for _ in values]
         columns: dict[str, pa.Array] = {"value": pa.array(values, pa.binary())}
@@ -239,7 +243,7 @@ class Producer(Client):
         producer_sequence = batch.producer_sequence
         padding = b"|" + b"0" * self.chance.choice([1_000, 3_000, 7_000])
         time_ms = self.world.scheduler.clock.now_us() // 1_000 - self.chance.randint(0, 10**6)
-        batch.values = [value + padding for value in batch.values]
+        batch.values = [(value or b"") + padding for value in batch.values]
         batch.times_us = [time_ms * 1_000 for _ in batch.values]
         known = {}
         if producer_sequence is not None:
@@ -258,7 +262,7 @@ class Producer(Client):
         """One that is as small, and decodes to more than the broker may take."""
         (value, *_), (topic_id, partition) = batch.values, batch.place
         time_ms = (batch.times_us[0] or 0) // 1_000
-        record = Record(time_ms, None, value + b"0" * scales.MAX_BATCH_BYTES)
+        record = Record(time_ms, None, (value or b"") + b"0" * scales.MAX_BATCH_BYTES)
         data = built([record], codec=_GZIP)
 
         def send(core: Broker) -> list[AppendResult]:
@@ -465,7 +469,7 @@ class Query(Client):
         for partition in range(min(partitions, 2)):
             rows[partition] = [self._row(partition, batch) for _ in range(shape.choice(counts))]
             for row in rows[partition]:
-                self.world.stagings[row.value] = staging
+                self.world.stagings[row.identity] = staging
             if rows[partition]:
                 writer.add(self._topic, partition, _payload(rows[partition], shape))
         sections = writer.finish()
@@ -481,7 +485,8 @@ class Query(Client):
         value = Value(
             topic_id="", sender=self._sender, partition=partition, sequence=nonce, nonce=batch
         )
-        return Row(value.encode(), None, None)  # the rule of its time is unknown
+        # The rule of its time is unknown.
+        return Row(self.world.encode(self._topic, value) or value.encode(), None, None)
 
     def _drive(self, decision: manifest.Manifest) -> flight_messages.AppendStagedReply | None:
         """Has the staged batch appended, retrying as needed. Returns None if it is refused."""
@@ -883,7 +888,7 @@ def _rows_of_kafka(batch: bytes) -> list[tuple[int, Row]]:
     """Their times are cut to milliseconds, so they tell none."""
     header = record_batch.read_header(batch)
     if header.next_offset - header.base_offset != header.record_count:
-        return [(offset, Row(each.value or b"", each.key, None)) for offset, each in read(batch)]
+        return [(offset, Row(each.value, each.key, None)) for offset, each in read(batch)]
     rows = record_batch.decode(batch)
     keys = rows["key"].to_pylist() if "key" in rows.schema.names else [None] * rows.num_rows
     offsets = itertools.count(header.base_offset)
@@ -975,9 +980,15 @@ class Administrator(Client):
             config["retention.bytes"] = self.chance.choice([None, "1", "3000"])
             if config["retention.ms"] or config["retention.bytes"]:
                 self.world.history.keeps_nothing(name)
+        columns = self.world.columns.draw_change(name)
+        if columns is not None:
+            return lambda core: core.topics.alter(
+                flight_messages.AlterTopic(topic=name, config=columns)
+            )
+        typed = self.world.columns.config_of(name)
         changes: list[Callable[[Broker], Any]] = [
             lambda core: core.topics.create(
-                flight_messages.CreateTopic(topic=name, partitions=few)
+                flight_messages.CreateTopic(topic=name, partitions=few, config=typed)
             ),
             lambda core: core.topics.add_partitions(
                 flight_messages.AddPartitions(topic=name, partitions=more)

@@ -365,6 +365,7 @@ class ClusterWorld(World):
                 + 2 * self.profile.skew_seconds
                 + PARTS_KEPT_SECONDS
             )
+        self._backfill()
         self._rest(QUIET_SECONDS)
 
     def _is_one_left(self) -> bool:

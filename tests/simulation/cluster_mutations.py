@@ -17,7 +17,7 @@ from sparklog.storage.metadata.liveness import Leader
 from sparklog.storage.metadata.model import ClusterMetadata, Epoch
 from sparklog.storage.metadata.observer import Observer
 from sparklog.storage.staging.manifest import Manifest
-from tests.simulation import put_mutations
+from tests.simulation import column_mutations, put_mutations
 from tests.simulation.faults import Rates
 from tests.simulation.mutation import Mutation
 
@@ -165,4 +165,5 @@ CLUSTER_MUTATIONS = (
         rates=Rates(),
     ),
     *put_mutations.CLUSTER_MUTATIONS,
+    *column_mutations.CLUSTER_MUTATIONS,
 )

@@ -58,6 +58,9 @@ class Value:
 
     @classmethod
     def decode(cls, data: bytes) -> Value:
+        """Returns the value that `data` is, or contains as a string of JSON."""
+        if data[:1] in (b"{", b'"'):
+            data = next(each for each in data.split(b'"') if b"|" in each)
         # Anything after it only makes the record large.
         topic_id, sender, partition, sequence, nonce = data.decode().split("|")[:5]
         return cls(
@@ -73,9 +76,16 @@ class Value:
 class Row:
     """A record as a reader saw it; a time is None if the reader was not given one."""
 
-    value: bytes
+    value: bytes | None
     key: bytes | None
     timestamp_us: int | None
+
+    @property
+    def identity(self) -> bytes:
+        """The bytes that hold its `Value`: of a tombstone, the key."""
+        found = self.key if self.value is None else self.value
+        assert found is not None
+        return found
 
     def is_same(self, other: Row) -> bool:
         times = {self.timestamp_us, other.timestamp_us} - {None}
@@ -199,15 +209,15 @@ class History:
                     known[offset] = row
                 continue
             known[offset] = row
-            value = Value.decode(row.value)
+            value = Value.decode(row.identity)
             ensure(value.topic_id in ("", topic_id), f"{who}: {place} {offset} holds {value}")
             ensure(value.partition == partition, f"{who}: {place} {offset} holds {value}")
             is_there = value.sender != SOURCE or value.sequence == offset
             ensure(is_there, f"{who}: {place} {offset} holds {value}")
-            other = self._places.setdefault((topic_id, row.value), (partition, offset))
+            other = self._places.setdefault((topic_id, row.identity), (partition, offset))
             ensure(
                 other == (partition, offset),
-                f"{who}: {row.value!r} is at {(partition, offset)} and at {other}",
+                f"{who}: {row.identity!r} is at {(partition, offset)} and at {other}",
             )
 
     def is_whole(self, place: Place) -> bool:
@@ -239,7 +249,7 @@ class History:
         )
         newest: dict[str, int] = {}
         for offset, row in log:
-            value = Value.decode(row.value)
+            value = Value.decode(row.identity)
             before = newest.get(value.sender, -1)
             ensure(
                 value.sequence > before,

@@ -35,8 +35,9 @@ class Mutation:
     def change(self, profile: Profile) -> Profile:
         """Returns the profile with this mutation's rates and other requirements.
 
-        It has no mirror, no query of a topic that is deleted, no brief brokers and no budget of
-        puts unless the mutation requires them, and segments only on a local disk.
+        It has no mirror, no query of a topic that is deleted, no brief brokers, no budget of
+        puts and no typed columns unless the mutation requires them, and segments only on a local
+        disk.
         """
         usual = {
             "has_mirror": False,
@@ -44,6 +45,7 @@ class Mutation:
             "is_brief": False,
             "puts_per_second": NO_BUDGET,
             "own_interval_ms": "",
+            "typed": (),
         }
         required: dict[str, Any] = {**usual, **dict(self.profile)}
         if not required.get("is_local", profile.is_local):

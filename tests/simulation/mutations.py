@@ -44,7 +44,7 @@ from sparklog.storage.table.names import end_app_id, maintenance_app_id
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal.base import Checkpoint, WalObject
 from sparklog.storage.wal.objects import ObjectAppender, ObjectFollower
-from tests.simulation import put_mutations, segment_mutations
+from tests.simulation import column_mutations, put_mutations, segment_mutations
 from tests.simulation.faults import ProcessStore, Rates
 from tests.simulation.mutation import Mutation
 
@@ -473,4 +473,5 @@ MUTATIONS = (
     ),
     *segment_mutations.MUTATIONS,
     *put_mutations.MUTATIONS,
+    *column_mutations.MUTATIONS,
 )

@@ -8,6 +8,7 @@ table, every inherited epoch is closed, and nothing is left lying about past its
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -44,7 +45,7 @@ from sparklog.storage.table import delta_log
 from sparklog.storage.table.names import data_path
 from sparklog.storage.table.topic_table import TopicTable
 from sparklog.storage.wal import frames
-from tests.simulation import puts, scales
+from tests.simulation import columns, puts, scales, typed
 from tests.simulation.brokers import (
     DEAD_AFTER_SECONDS,
     REMOVED_FILE_GRACE_SECONDS,
@@ -54,6 +55,7 @@ from tests.simulation.brokers import (
     simulated,
 )
 from tests.simulation.clients import Administrator, Client, Consumer, Mirror, Producer, Query
+from tests.simulation.columns import ColumnWatch
 from tests.simulation.engines import NAME, Engine, restore
 from tests.simulation.faults import AIMS, SKEW_SECONDS, Disk, Faults, ProcessStore, Rates
 from tests.simulation.history import History, Place, Row, Value, Violation, ensure
@@ -177,6 +179,9 @@ class Profile:
     """The last topic's own interval of publishing; "": that of the broker. Only with a budget."""
     has_burst: bool = False
     """True if a pause is followed by many records; only with a budget."""
+    typed: tuple[str, ...] = ()
+    """The typed columns of each initial topic, as `value.schema`; "": none. (): no topic has any.
+    """
 
     @property
     def is_skewed(self) -> bool:
@@ -199,6 +204,7 @@ class Profile:
     @classmethod
     def draw(cls, chance: random.Random) -> Profile:
         of_puts = random.Random(_peek(chance))
+        of_types = random.Random(_peek(chance) + 1)
         is_local = chance.random() < 0.5
         has_vacuum = chance.random() < 0.1
         clone = chance.choice(["same", "other"]) if chance.random() < 0.08 else ""
@@ -214,13 +220,16 @@ class Profile:
         puts_per_second = puts.draw(of_puts) if may_have_budget else puts.NO_BUDGET
         if puts_per_second:
             others += [of_puts.randint(1, 3) for _ in range(of_puts.choice([1, 2]))]
+        partitions = (2, 2) if clone else (2, *others)
+        may_be_typed = not (is_heavy or has_large_batches)
+        kinds = typed.draw(of_types, len(partitions)) if may_be_typed else ()
         return cls(
             is_local=is_local,
             rates=Rates.draw(chance, is_local=is_local),
             aim=chance.choice(AIMS) if chance.random() < 0.3 else "",
             pace=Pace.draw(chance),
             brokers=chance.choice([1, 2, 3]),
-            partitions=(2, 2) if clone else (2, *others),
+            partitions=partitions,
             config=chance.choice(_CONFIGS),
             idempotent=chance.choice([1, 2]),
             simple=chance.choice([0, 0, 1]),
@@ -233,7 +242,7 @@ class Profile:
             engines=1 if has_vacuum or cut_rate else chance.choice([0, 0, 1]),
             cut_rate=cut_rate,
             has_vacuum=has_vacuum,
-            administrators=chance.choice([0, 1]),
+            administrators=max(chance.choice([0, 1]), len(kinds) > 0),
             is_one_machine=chance.random() < 0.3,
             skew_seconds=skew_seconds,
             switch_rate=chance.choice([0.3, 0.7, 1.0]),
@@ -248,6 +257,7 @@ class Profile:
             puts_per_second=puts_per_second,
             own_interval_ms=of_puts.choice(puts.OWN_INTERVALS_MS) if puts_per_second else "",
             has_burst=of_puts.random() < 0.2,
+            typed=kinds,
         )
 
 
@@ -334,6 +344,10 @@ def _is_over(call: Call) -> bool:
     return call.done or not call.broker.alive
 
 
+def _compact(name: str, core: Broker) -> flight_messages.TopicInfo:
+    return core.topics.compact(name)
+
+
 def create(request: flight_messages.CreateTopic, core: Broker) -> flight_messages.TopicInfo:
     """Creates a topic."""
     return core.topics.create(request)
@@ -377,6 +391,7 @@ class World:
         self.stagings: dict[bytes, int] = {}
         """Values that a query staged together, by value."""
         self.puts = puts.PutWatch(self)
+        self.columns = ColumnWatch(self, random.Random(_peek(chance)))
         self._brokers: list[SimulatedBroker] = []
         self._misjudged: list[str] = []
         """Violations of `check_dead`."""
@@ -407,10 +422,14 @@ class World:
 
     def config_of(self, name: str) -> dict[str, str]:
         """Returns the configuration of an initial topic."""
-        config = dict(self.profile.config)
+        config = self.profile.config | self.columns.config_of(name)
         if self.profile.own_interval_ms and name == self.own_topic:
             config[PUBLISH_INTERVAL] = self.profile.own_interval_ms
         return config
+
+    def encode(self, topic: str, value: Value) -> bytes | None:
+        """Returns the bytes of a value for the topic; None: it is a tombstone."""
+        return typed.encode(value) if self.columns.config_of(topic) else value.encode()
 
     def find_broker(self, _place: Place | None = None) -> SimulatedBroker | None:
         """A broker that serves: mostly the newest, sometimes one that was replaced."""
@@ -579,6 +598,7 @@ class World:
         """
         self._follower = MetadataStore(self.disk.base, clock=self.scheduler.clock)
         self._followed = None
+        self.columns.forget()
         for topic in self.disk.base.folders("topics"):
             if self._beyond_damage(topic):
                 self.torn.add(topic)
@@ -608,6 +628,7 @@ class World:
             if beyond:
                 self.disk.note("mended", beyond)
                 self.disk.base.delete(beyond)
+                self.columns.forget()
         restore(self)
 
     def _beyond_damage(self, topic: str) -> list[str]:
@@ -770,6 +791,7 @@ class World:
             self.scheduler.clock.advance(
                 self.profile.orphan_grace_seconds + 2 * self.profile.skew_seconds
             )
+        self._backfill()
         self._rest(QUIET_SECONDS)
 
     def _check_progress(self, broker: SimulatedBroker) -> None:
@@ -816,6 +838,11 @@ class World:
             self._ask(broker, "one record of a burst", self._append_one_to_each)
             self._pass(self.puts.bounds.interval_seconds)
 
+    def _backfill(self) -> None:
+        """Has the files of typed tables rewritten, as `topics columns --backfill` does."""
+        for name in self.columns.topics():
+            self._ask(self.last, f"backfill {name}", functools.partial(_compact, name))
+
     def _replace(self, *, check_alive: bool = False) -> SimulatedBroker:
         """One more broker, which serves."""
         last = self._start_broker(check_alive=check_alive)
@@ -845,12 +872,13 @@ class World:
             nonce = self.nonce()
             value = Value(
                 topic_id=place[0], sender="end", partition=partition, sequence=nonce, nonce=nonce
-            ).encode()
-            batch = pa.record_batch({"value": pa.array([value], pa.binary())})
-            appended.append((place, value, core.append(name, partition, batch)))
-        for place, value, pending in appended:
+            )
+            row = Row(self.encode(name, value) or value.encode(), None, None)
+            batch = pa.record_batch({"value": pa.array([row.value], pa.binary())})
+            appended.append((place, row, core.append(name, partition, batch)))
+        for place, row, pending in appended:
             (found,) = core.wait(pending)
-            row = Row(value, None, found.arrival_us)
+            row = dataclasses.replace(row, timestamp_us=found.arrival_us)
             self.history.ack("the end", place, found.base_offset, [row])
 
     def _until(
@@ -897,6 +925,7 @@ class World:
 
     def _check(self) -> None:
         ensure(not self.puts.wrong, "; ".join(self.puts.wrong[:3]))
+        self.columns.check(self.last.core)
         metadata = self.metadata()
         self._check_logs(metadata)
         self._check_batches(metadata)
@@ -947,8 +976,8 @@ class World:
                 if self.history.is_whole(place):
                     whole.add(place)
                 for row in self.history.rows(place):
-                    value = Value.decode(row.value)
-                    staging = self.stagings.get(row.value)
+                    value = Value.decode(row.identity)
+                    staging = self.stagings.get(row.identity)
                     if staging is None:
                         continue
                     what = f"{name}: batch {value.nonce} of {value.sender}"
@@ -1094,7 +1123,7 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
                 for known, value in stand_ins.items():
                     if hasattr(module, known):
                         patch(module, known, value)
-        for target, bound in _LIMITS.items():
+        for target, bound in (_LIMITS | columns.LIMITS).items():
             stack.enter_context(mock.patch(target, bound))
         after_seconds = _CONFIRM_AFTER_SECONDS if world.profile.has_vacuum else 0.0
         patch(limits, "CONFIRM_AFTER_SECONDS", after_seconds)
