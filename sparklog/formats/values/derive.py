@@ -343,10 +343,9 @@ class _Block:
         built = column.build(cells, rows, misfits)
         if not misfits:
             return built
-        fits = np.ones(len(cells), np.bool_)
         for row in misfits:
             self._ruled(column, row, self._field(layer, place, row))
-            fits[row] = False
+        fits = np.isin(rows, [*misfits], invert=True)
         return pc.if_else(arrow.booleans(fits), built, pa.nulls(1, column.kind)[0])
 
     def _field(self, layer: _Layer, place: int, row: int) -> Any:
