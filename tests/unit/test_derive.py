@@ -403,6 +403,13 @@ def test_an_error_names_the_first_columns(order: int) -> None:
     assert error == "; ".join(texts)[: ERROR_CHARACTERS - 1] + "…"
 
 
+@pytest.mark.parametrize(("length", "shown_text"), [(40, "x" * 40), (41, "x" * 39 + "…")])
+def test_an_error_shows_the_beginning_of_a_value(length: int, shown_text: str) -> None:
+    """A text that is just short enough is complete."""
+    (error,) = derived([json.dumps({"a": "x" * length})], "a INT").error.to_pylist()
+    assert error == f'a: "{shown_text}" is not a valid INT'
+
+
 def test_an_error_is_cut_between_characters() -> None:
     """The first of many misfits are named."""
     fields = ", ".join(f"column_{number} INT" for number in range(20))
