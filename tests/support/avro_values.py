@@ -262,7 +262,7 @@ def _of_union(branches: Sequence[Json], value: Any) -> Any:
     for each in usable:
         if has_column(each):
             is_this = _is_of(each, value)
-            found[_member(each)] = expected(each, value) if is_this else None
+            found[_member(each, usable)] = expected(each, value) if is_this else None
     return found or None
 
 
@@ -276,10 +276,10 @@ def _is_of(schema: Json, value: Any) -> bool:
     return is_this and not (kind == "date" and isinstance(value, dt.datetime))
 
 
-def _member(schema: Json) -> str:
+def _member(schema: Json, branches: Sequence[Json]) -> str:
     kind = schema if isinstance(schema, str) else schema["type"]
     if kind in ("record", "enum", "fixed"):
         return str(schema["name"])
-    is_date = not isinstance(schema, str) and schema.get("logicalType") == "date"
-    widened = {"int": "int" if is_date else "long", "float": "double"}
+    is_time = any(isinstance(each, dict) and each["type"] == "long" for each in (schema, *branches))
+    widened = {"int": "int" if is_time or schema != "int" else "long", "float": "double"}
     return str(widened.get(kind, kind))

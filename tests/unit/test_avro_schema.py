@@ -68,6 +68,10 @@ ENUM = {"type": "enum", "name": "E", "symbols": ["A"]}
         (["string"], "STRING"),
         (["int", "long", "null"], "BIGINT"),
         (["float", "double"], "DOUBLE"),
+        (
+            ["int", logical("long", "timestamp-millis")],
+            "STRUCT<int: BIGINT, long: TIMESTAMP>",
+        ),
         (["int", "null", "double"], "STRUCT<long: BIGINT, double: DOUBLE>"),
         (["int", "long", "string"], "STRUCT<long: BIGINT, string: STRING>"),
         (

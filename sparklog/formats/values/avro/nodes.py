@@ -273,14 +273,16 @@ def member_names(branches: tuple[Node, ...]) -> list[str]:
     """Returns the name of each branch's field in the STRUCT of a union.
 
     It is the name of the branch's type, without its namespace. `int` counts as `long`, and `float`
-    as `double`, so that a writer may widen them. Of names that differ in case at most, the first
-    branch has the short one, the others have their namespace before it.
+    as `double`, so that a writer may widen them; not if either of the whole numbers is a time. Of
+    names that differ in case at most, the first branch has the short one, the others have their
+    namespace before it.
     """
     names: list[str] = []
     taken: set[str] = set()
+    has_time = any(each.kind is Kind.LONG and each.logical is not None for each in branches)
     for each in branches:
         name = each.name.rpartition(".")[2] or each.kind.value
-        if each.kind is Kind.INT and each.logical is not Logical.DATE:
+        if each.kind is Kind.INT and each.logical is None and not has_time:
             name = Kind.LONG.value
         elif each.kind is Kind.FLOAT:
             name = Kind.DOUBLE.value
