@@ -51,6 +51,7 @@ _INTERVAL_MAX_SECONDS = 24 * 3600
 _GRACE_MAX_SECONDS = 366 * 24 * 3600
 _COUNT_MAX = 1_000_000
 _CLOCK_SKEW_MAX_SECONDS = 600
+_REGISTRY_TIMEOUT_MAX_SECONDS = 60
 
 _PREFIX = "SPARKLOG_"
 _AUTO_ID = "auto"
@@ -161,6 +162,23 @@ class OAuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def is_configured(self) -> bool:
         """True if clients may log in with tokens."""
         return bool(self.jwks)
+
+
+class RegistrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A schema registry with Confluent's API; an empty `url` disables it."""
+
+    url: str = ""
+    user_file: str = ""
+    token_file: str = ""
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    timeout_seconds: Annotated[float, Meta(ge=0.1, le=_REGISTRY_TIMEOUT_MAX_SECONDS)] = 5.0
+
+    @property
+    def is_configured(self) -> bool:
+        """True if schemas are read from a registry."""
+        return bool(self.url)
 
 
 class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -377,6 +395,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kafka: KafkaSettings = KafkaSettings()
     tls: TlsSettings = TlsSettings()
     oauth: OAuthSettings = OAuthSettings()
+    registry: RegistrySettings = RegistrySettings()
     security: SecuritySettings = SecuritySettings()
     writer: WriterSettings = WriterSettings()
     publisher: PublisherSettings = PublisherSettings()
@@ -659,6 +678,7 @@ def _check_listeners(settings: BrokerSettings) -> None:
     _check_protocols("kafka", settings.kafka, settings.tls)
     _check_sasl(settings)
     _check_oauth(settings)
+    _check_registry(settings.registry)
     for listener in settings.flight.listeners:
         if listener.protocol == SASL_PLAINTEXT and not listener.is_loopback:
             raise errors.BadOption(
@@ -804,6 +824,34 @@ def _check_oauth(settings: BrokerSettings) -> None:
             "it has no effect: kafka.listen or flight.listen needs"
             f" {SASL_SSL}:// before an address",
         )
+
+
+def _check_registry(settings: RegistrySettings) -> None:
+    """Raises `BadOption` for a table [registry] that is not complete, or has no effect."""
+    given = msgspec.structs.asdict(settings)
+
+    def bad(key: str, reason: str) -> errors.BadOption:
+        return errors.BadOption(option=f"registry.{key}", value=given[key], reason=reason)
+
+    url = urlsplit(settings.url)
+    for key in ("user_file", "token_file", "ca", "certificate", "key"):
+        if given[key] and not settings.is_configured:
+            raise bad(key, "it has no effect without registry.url")
+    if not settings.is_configured:
+        return
+    if url.scheme not in ("https", "http") or not _is_web_address(url) or url.query or url.fragment:
+        raise bad("url", "expected https://host:port, without a user: it belongs to user_file")
+    if settings.user_file and settings.token_file:
+        raise bad("token_file", "registry.user_file is given too: use one of them")
+    is_readable = url.scheme == "http" and not Listener("", "", f"{url.hostname}:0").is_loopback
+    for key in ("user_file", "token_file"):
+        if given[key] and is_readable:
+            raise bad(key, "its content could be read on the way: use https:// in registry.url")
+    for key in ("ca", "certificate", "key"):
+        if given[key] and url.scheme != "https":
+            raise bad(key, "it has no effect: registry.url does not begin with https://")
+    if settings.key and not settings.certificate:
+        raise bad("key", "it has no effect without registry.certificate")
 
 
 def _is_web_address(url: SplitResult) -> bool:

@@ -7,20 +7,18 @@ other. Keys that cannot be fetched again are used for a day, and no longer.
 
 from __future__ import annotations
 
-import contextlib
 import http
 import http.client
-import socket
-import ssl
 import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
 
 import structlog
 
 from sparklog import errors
+from sparklog.broker import http_client
+from sparklog.broker.http_client import ClientTls
 from sparklog.clock import NEVER, Clock, Moment
 from sparklog.security.jwt import JWKS_BYTES_MAX, Jwks
 
@@ -142,42 +140,9 @@ def fetch(url: str, *, ca: str = "") -> bytes:
     Raises OSError, `HTTPException`, and ValueError for a response that is not one of the server
     itself with a body of acceptable size.
     """
-    parts = urlsplit(url)
-    has_tls = parts.scheme == "https"
-    host, port = parts.hostname or "", parts.port or (443 if has_tls else 80)
-    connection = http.client.HTTPConnection(host, port, timeout=FETCH_SECONDS)
-    plain = socket.create_connection((host, port), FETCH_SECONDS)
-    guard = plain.dup()  # the other one is detached when TLS begins
-    is_late, late = threading.Event(), f"no complete response within {FETCH_SECONDS} s"
-    timer = threading.Timer(FETCH_SECONDS, _end, (guard, is_late))
-    timer.daemon = True
-    timer.start()
-    try:
-        connection.sock = plain
-        if has_tls:
-            context = ssl.create_default_context(cafile=ca or None)
-            connection.sock = context.wrap_socket(plain, server_hostname=host)
-        path = f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}"
-        connection.request(
-            "GET", path, headers={"Accept": "application/json", "Host": parts.netloc}
-        )
-        response = connection.getresponse()
-        if response.status != http.HTTPStatus.OK:
-            raise ValueError(f"the server answers {response.status}; redirects are not followed")
-        content = response.read(JWKS_BYTES_MAX + 1)
-        if is_late.is_set():  # the end of the connection looks like that of the response
-            raise TimeoutError(late)
-        return content
-    except (OSError, http.client.HTTPException) as error:
-        raise TimeoutError(late) if is_late.is_set() else error from None
-    finally:
-        timer.cancel()
-        guard.close()
-        connection.close()
-
-
-def _end(connection: socket.socket, is_late: threading.Event) -> None:
-    """Ends a connection, so that a thread that reads from it continues."""
-    is_late.set()
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+    response = http_client.get(
+        url, most_bytes=JWKS_BYTES_MAX, seconds=FETCH_SECONDS, tls=ClientTls(ca)
+    )
+    if response.status != http.HTTPStatus.OK:
+        raise ValueError(f"the server answers {response.status}; redirects are not followed")
+    return response.body

@@ -53,6 +53,23 @@ class MetadataChanged(Retriable):
     template = "Another broker has since changed topics or leaders; send the request again."
 
 
+class RegistryUnavailable(Retriable):
+    """The schema registry gives no answer that can be used: the broker asks again."""
+
+    code = "registry_unavailable"
+    template = "The schema registry {url} gives no answer that can be used: {reason}."
+    url: str
+    reason: str
+
+
+class SchemasAwaited(Retriable):
+    """Records have ids of schemas that are not known yet: their files are written a bit later."""
+
+    code = "schemas_awaited"
+    template = "The schemas {ids} are not known yet; the records are written to the table soon."
+    ids: list[int]
+
+
 class ColumnsChanged(Retriable):
     """Files were written for typed columns that the table no longer has: write them again."""
 
