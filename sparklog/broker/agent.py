@@ -335,6 +335,8 @@ class Agent:
             kafka.start()
         self._groups = groups
         serving_loops.start_loops(given, parts, groups, self._loops)
+        if parts.schemas is not None:
+            parts.schemas.follow(self._loops)
         self.listeners.watch_certificate(self._loops)
         self._is_serving = True
 
@@ -673,6 +675,8 @@ class Agent:
             self._groups.wake()
         self._publish_now.set()
         self._follow_now.set()
+        if self._parts is not None and self._parts.schemas is not None:
+            self._parts.schemas.wake.set()
         self._loops.join()
 
     def crash(self) -> None:

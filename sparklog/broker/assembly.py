@@ -30,6 +30,7 @@ from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.put_budget import PutBudget
+from sparklog.broker.log.schema_keeper import SchemaKeeper
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.log.upkeep_duties import Duties, UnfinishedChanges
@@ -46,9 +47,10 @@ from sparklog.broker.metrics.collection import (
 from sparklog.broker.pools import Pools
 from sparklog.broker.quotas import Quotas
 from sparklog.broker.refused_work import RefusedWork
+from sparklog.broker.schema_registry import SchemaRegistry
 from sparklog.clock import Clock
 from sparklog.settings import BrokerSettings, LivenessSettings
-from sparklog.storage import wal
+from sparklog.storage import schema_texts, wal
 from sparklog.storage.metadata import identity
 from sparklog.storage.metadata.identity import Ask
 from sparklog.storage.metadata.liveness import heartbeat_time_us, readiness
@@ -110,6 +112,7 @@ class Parts:
     publisher: Publisher
     publishing: PublishLoop
     publish_process: PublishProcess | None
+    schemas: SchemaKeeper | None
     wal_cleaner: WalCleaner
     janitor: Janitor
     broker: Broker
@@ -188,6 +191,7 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
     publish_interval_seconds = settings.publish_interval_seconds_on(local=store.is_local)
     appender, writer = _writer(given, led_partitions, hot, budget)
     process = publish_process(given, hot)
+    schemas = _schemas(given, led_partitions)
     publisher = Publisher(
         counted(store, Purpose.TABLES),
         led_partitions,
@@ -196,6 +200,7 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
         pool=given.pools.files,
         counts=given.upkeep,
         process=process,
+        schemas=schemas,
     )
     broker = Broker(
         counted(store, Purpose.METADATA),
@@ -237,8 +242,9 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
             share=limits.PUBLISH_SHARE if store.is_local else _PUBLISH_SHARE_REMOTE,
         ),
         publish_process=process,
+        schemas=schemas,
         wal_cleaner=_wal_cleaner(given, led_partitions, appender, writer, publisher),
-        janitor=_janitor(given, led_partitions, broker, open_table),
+        janitor=_janitor(given, led_partitions, broker, open_table, schemas),
         broker=broker,
     )
 
@@ -334,8 +340,26 @@ def _wal_cleaner(
     )
 
 
+def _schemas(given: Surroundings, led_partitions: LedPartitions) -> SchemaKeeper | None:
+    """Returns the keeper of schemas; None without a registry."""
+    settings = given.settings.registry
+    if not settings.is_configured:
+        return None
+    return SchemaKeeper(
+        SchemaRegistry(settings),
+        schema_texts.of(given.store),
+        led_partitions,
+        clock=given.clock,
+        is_stopping=given.stopping.is_set,
+    )
+
+
 def _janitor(
-    given: Surroundings, led_partitions: LedPartitions, broker: Broker, open_table: OpenTable
+    given: Surroundings,
+    led_partitions: LedPartitions,
+    broker: Broker,
+    open_table: OpenTable,
+    schemas: SchemaKeeper | None,
 ) -> Janitor:
     store = counted(given.store, Purpose.UPKEEP)
 
@@ -354,6 +378,7 @@ def _janitor(
             settle_doubts=broker.topics.settle_doubts,
             settle_config=broker.topics.config_changes.settle,
             add_columns=broker.topics.config_changes.add_columns,
+            ready_schemas=schemas.ready if schemas is not None else lambda _topic, ids: ids,
         ),
         workers=given.pools.compactors,
         counts=given.upkeep,

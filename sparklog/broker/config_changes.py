@@ -26,7 +26,7 @@ from sparklog.broker.topic_checks import (
 from sparklog.formats import topic_config
 from sparklog.formats.config_rules import Edit
 from sparklog.formats.flight_messages import AlterTopic
-from sparklog.formats.topic_config import VALUE_SCHEMA
+from sparklog.formats.topic_config import VALUE_FORMAT, VALUE_SCHEMA
 from sparklog.formats.topic_names import MIRROR_SOURCE, check_topic_name
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.snapshot import TableSnapshot
@@ -70,7 +70,8 @@ class ConfigChanges:
         """
 
         def change(config: Mapping[str, str]) -> Mapping[str, str]:
-            if not topic_config.is_typed(config) or config.get(VALUE_SCHEMA):
+            is_json = topic_config.value_of(config, VALUE_FORMAT) == topic_config.JSON
+            if not is_json or config.get(VALUE_SCHEMA):
                 return config  # a client was faster
             return {**config, VALUE_SCHEMA: schema}
 

@@ -56,3 +56,16 @@ class DataLoss(Corrupt):
     topic: str
     partition: int
     reason: str
+
+
+class SchemaLost(Corrupt):
+    """A file cannot be rewritten: the schema that its columns come from is missing or in doubt."""
+
+    code = "schema_lost"
+    template = (
+        "The file {file} is left as it is: the schema {schema}, which filled its columns, is no"
+        " longer in the root, or the registry has another one under its id. `sparklog doctor` names"
+        " such schemas."
+    )
+    schema: int
+    file: str

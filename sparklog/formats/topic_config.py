@@ -32,7 +32,12 @@ if TYPE_CHECKING:
 VALUE_FORMAT: Final = "value.format"
 VALUE_SCHEMA: Final = "value.schema"
 BYTES: Final = "bytes"
+VALUE_EVOLVE: Final = "value.evolve"
+VALUE_WAIT: Final = "value.wait.ms"
 JSON: Final = "json"
+AVRO: Final = "avro"
+ADD: Final = "add"
+PROPOSE: Final = "propose"
 
 PUBLISH_INTERVAL: Final = "publish.interval.ms"
 _WHAT: Final = "a topic's configuration"
@@ -69,11 +74,13 @@ _LONG_MIN: Final = -(2**63)
 _LONG_MAX: Final = 2**63 - 1
 _SOURCE_CHARACTERS: Final = 1_000
 _SCHEMA_CHARACTERS: Final = 32_000
+_WAIT_MAX_MS: Final = 60_000
 _PUBLISH_INTERVAL_MAX_MS: Final = 24 * 3_600 * 1_000
 """A day: until a record is in the table, neither retention nor key compaction removes it."""
 _REMOVAL_SHARE: Final = 0.1
 """The share of the time until records are removed that they may wait for their table."""
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_SUBJECT: Final = re.compile(r"subject(?::(.+))?")
 _REPLICA: Final = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
 
 
@@ -246,16 +253,32 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     ),
     VALUE_FORMAT: TopicKey(
         default=BYTES,
-        does="json: the fields of value.schema become columns of the topic's table; bytes: the"
-        " table has values as they are",
-        rule=one_of(BYTES, JSON),
+        does="json: the fields of JSON objects become columns of the topic's table; avro: those of"
+        " Avro values with schemas of the registry; bytes: the table has values as they are",
+        rule=one_of(BYTES, JSON, AVRO),
         is_kafkas=False,
     ),
     VALUE_SCHEMA: TopicKey(
         default="",
         does="the typed columns of the table, as in SQL: customer STRING, amount DOUBLE; empty: a"
-        " broker finds them in the first records",
+        " broker finds them in the first records. With value.format=avro also subject:NAME, the"
+        " subject of the registry whose fields become columns; empty: TOPIC-value",
         rule=_SCHEMA,
+        is_kafkas=False,
+    ),
+    VALUE_EVOLVE: TopicKey(
+        default=ADD,
+        does="add: new fields of the subject become columns by themselves; propose: by the command"
+        " `sparklog topics columns --accept`; only with value.format=avro",
+        rule=one_of(ADD, PROPOSE),
+        is_kafkas=False,
+    ),
+    VALUE_WAIT: TopicKey(
+        default="1000",
+        does="how long records wait for the table while the registry is asked for their schema;"
+        " after that they are written without its fields, which are filled in later; only with"
+        " value.format=avro",
+        rule=int_rule(0, _WAIT_MAX_MS),
         is_kafkas=False,
     ),
     "segment.bytes": TopicKey(
@@ -466,6 +489,10 @@ def _check_together(config: Mapping[str, str]) -> None:
     if number_of(config, low) > number_of(config, high):
         reason = f"it must not be above {high} = {value_of(config, high)}"
         raise errors.BadOption(option=low, value=value_of(config, low), reason=reason)
+    for key in (VALUE_EVOLVE, VALUE_WAIT):
+        if key in config and not is_avro(config):
+            reason = f"it needs {VALUE_FORMAT}={AVRO}"
+            raise errors.BadOption(option=key, value=config[key], reason=reason)
     columns_of(config, None)
 
 
@@ -477,6 +504,36 @@ def is_typed(config: Mapping[str, str]) -> bool:
     return value_of(config, VALUE_FORMAT) != BYTES
 
 
+def is_avro(config: Mapping[str, str]) -> bool:
+    """Returns true if values are Avro with schemas of the registry."""
+    return value_of(config, VALUE_FORMAT) == AVRO
+
+
+def has_subject(config: Mapping[str, str]) -> bool:
+    """Returns true if the fields of schemas become columns, not those that DDL names."""
+    schema = value_of(config, VALUE_SCHEMA)
+    return is_avro(config) and (not schema or _SUBJECT.fullmatch(schema) is not None)
+
+
+def subject_of(config: Mapping[str, str], topic: str) -> str:
+    """Returns the subject of the registry with the schemas of a topic's values.
+
+    By default that of Confluent's `TopicNameStrategy`.
+    """
+    found = _SUBJECT.fullmatch(value_of(config, VALUE_SCHEMA))
+    return (found is not None and found[1]) or f"{topic}-value"
+
+
+def adds_columns(config: Mapping[str, str]) -> bool:
+    """Returns true if new fields of the subject become columns by themselves."""
+    return has_subject(config) and value_of(config, VALUE_EVOLVE) == ADD
+
+
+def wait_seconds(config: Mapping[str, str]) -> float:
+    """Returns how long records with an unknown schema wait for the table."""
+    return number_of(config, VALUE_WAIT) / 1e3
+
+
 def columns_of(config: Mapping[str, str], known: ColumnSet | None) -> ColumnSet | None:
     """Returns the typed columns of a table with this configuration, given those that it has.
 
@@ -486,12 +543,18 @@ def columns_of(config: Mapping[str, str], known: ColumnSet | None) -> ColumnSet 
     if schema and not is_typed(config):
         reason = f"it needs {VALUE_FORMAT}={JSON}"
         raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=reason)
-    if not schema and known is None:
+    if known is None and not schema and not is_avro(config):
         return None
     from sparklog.formats.values import columns, ddl  # pyarrow, which `--help` does without
 
+    form, wanted = AVRO if is_avro(config) else JSON, []
     try:
-        return columns.with_fields(known, ddl.parse(schema) if schema else [])
+        if has_subject(config):  # columns are added as schemas become known
+            is_same = known is not None and known.format == AVRO
+            wanted = [each.as_source_field for each in known.filled] if known and is_same else []
+        elif schema:
+            wanted = ddl.parse(schema)
+        return columns.with_fields(known, wanted, form)
     except ddl.InvalidDdl as error:
         raise errors.BadOption(option=VALUE_SCHEMA, value=schema, reason=str(error)) from None
     except columns.ChangedType as error:

@@ -53,6 +53,8 @@ class TableFile:
 
     Only a file that no commit has added yet has them here; afterwards they are in the log alone.
     """
+    schemas: tuple[int, ...] = field(default=(), compare=False)
+    """Some of the schemas of a registry that its values refer to; also only until it is added."""
 
     @property
     def newest_us(self) -> int:
@@ -131,6 +133,15 @@ class TableSnapshot:
     def misfits(self) -> int:
         """The number of rows with an error in a typed column."""
         return sum(file.misfits or 0 for files in self.files for file in files)
+
+    @property
+    def waiting_rows(self) -> int:
+        """The number of rows whose schema is not known yet."""
+        if self.columns is None or not self.columns.formats:
+            return 0
+        from sparklog.formats.values.columns import waiting_of
+
+        return sum(waiting_of(file.columns).rows for files in self.files for file in files)
 
     @property
     def unfilled_rows(self) -> int:

@@ -25,6 +25,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record_batch import Codec
 from sparklog.formats.values.columns import Plan
+from sparklog.formats.values.typed import Schemas
 from sparklog.storage.maintenance import sweeping as maintenance
 from sparklog.storage.objects import (
     Fault,
@@ -184,7 +185,7 @@ def watch_files(
     written: list[int] = []
     encode = data_file.encode
 
-    def watch(batches: Sequence[pa.RecordBatch], *, plan: Plan | None) -> Encoded:
+    def watch(batches: Sequence[pa.RecordBatch], *, plan: Plan | None, schemas: Schemas) -> Encoded:
         assert plan is None
         written.append(sum(map(size_of, batches)))
         return encode(batches)

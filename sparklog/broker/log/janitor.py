@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -50,6 +50,7 @@ from sparklog.storage.maintenance import (
     key_compaction,
     retention,
     sweeping,
+    waiting_rows,
 )
 from sparklog.storage.metadata.model import TopicMetadata
 from sparklog.storage.metadata.store import MetadataStore
@@ -78,6 +79,7 @@ LOOK_FIRST = 3  # times `quiet_seconds`: a minute from a commit to the first loo
 LOOK_MOST = 180  # and up to an hour between two looks at a table that does not change,
 LOOK_MOST_EXPIRING = 15  # or 5 minutes if others may move its log start, or let us move it
 SETTLE_EVERY_SECONDS = 60.0
+FILL_EVERY_SECONDS = 10.0  # between looks for the schemas that rows of a table wait for
 UPKEEP_RETRY_SECONDS = 30.0
 UPKEEP_RETRY_MAX_SECONDS = 600.0  # between attempts after repeated failures
 RETENTION_EVERY_SECONDS = 60.0  # Kafka's log.retention.check.interval.ms is 5 minutes
@@ -111,6 +113,10 @@ class _TopicMaintenance:
     disordered: file_compaction.FileGroup | None = None
     """Files of another engine that need it."""
     failure_log: FailureLog = field(default_factory=FailureLog)
+    waiting_files: Sequence[TableFile] = ()
+    """Files with rows that wait for schemas."""
+    waiting_version: int = -1
+    """The version of the table that has them."""
     commits: int = 0
     """Our commits since the last visit to the topic."""
     deletions_refused: bool = False
@@ -294,6 +300,7 @@ class Janitor:
         self._try(topic, state, "retention", self._retain, should_stop)
         self._try(topic, state, "topic", self._checkpoint_and_merge, should_stop)
         self._try(topic, state, "columns", self._find_columns, should_stop)
+        self._try(topic, state, "schemas", self._fill_waiting, should_stop)
         self._note_refusal(topic, state)
 
     def _note_refusal(self, topic: Topic, state: _TopicMaintenance) -> None:
@@ -528,6 +535,30 @@ class Janitor:
         if schema:
             self._unfinished.add_columns(table.topic, schema)
         state.due["columns"] = now + first_columns.ENOUGH_SECONDS
+
+    def _fill_waiting(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
+        """Writes files again whose rows waited for a schema that is known now."""
+        table, now = state.table, self._clock.monotonic()
+        snapshot = table.snapshot
+        has_schemas = snapshot.columns is not None and snapshot.columns.formats
+        if not has_schemas or now < state.due.get("schemas", 0.0):
+            return
+        state.due["schemas"] = now + FILL_EVERY_SECONDS
+        if snapshot.version != state.waiting_version:
+            state.waiting_files = waiting_rows.files_of(snapshot)
+            state.waiting_version = snapshot.version
+        if not state.waiting_files:
+            return
+        wanted = waiting_rows.schemas_of(state.waiting_files)
+        ready = self._unfinished.ready_schemas(snapshot.topic_id or "", wanted)
+        snapshot = table.snapshot  # with the columns of these schemas
+        if snapshot.version != state.waiting_version:
+            state.waiting_files = waiting_rows.files_of(snapshot)
+            state.waiting_version = snapshot.version
+        for together in waiting_rows.fillable(table, snapshot, state.waiting_files, ready):
+            if should_stop():
+                return
+            self._counts.add_merged(file_compaction.compact(table, together))
 
     def _retain(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
         table, now = state.table, self._clock.monotonic()

@@ -36,9 +36,11 @@ from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.partition import Partition
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
+from sparklog.broker.log.schema_keeper import SchemaKeeper
 from sparklog.broker.log.table_commit import TableCommit
 from sparklog.broker.log.topic import Topic
 from sparklog.clock import Clock
+from sparklog.formats import topic_config
 from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import Store, SyncFailed, put_together
 from sparklog.storage.snapshot import (
@@ -95,8 +97,12 @@ class Publisher:
         pool: Executor | None = None,
         counts: UpkeepCounts | None = None,
         process: PublishProcess | None = None,
+        schemas: SchemaKeeper | None = None,
     ) -> None:
-        """`pool` writes the files of a large commit in parallel, `process` those of light ones."""
+        """`pool` writes the files of a large commit in parallel, `process` those of light ones.
+
+        `schemas`: of a registry; without them, records with unknown schemas never wait.
+        """
         self._store = store
         self._led_partitions = led_partitions
         self._backlog = led_partitions.backlog
@@ -107,6 +113,7 @@ class Publisher:
         self.counts = counts or UpkeepCounts()
         self._memory = DecodeMemory(commit_bytes)
         self._runs = RunWriter(store, hot, clock=clock, memory=self._memory, file_bytes=file_bytes)
+        self.schemas = schemas
         self.process = process
         """The publishing process; None if there cannot be one."""
         self._rounds: dict[str, int] = {}
@@ -184,7 +191,7 @@ class Publisher:
                 continue  # another broker leads it now
             entries = self._backlog.unpublished_in(partition, first, first + 1)
             if entries:
-                again = WrittenRun(_run(topic, partition, first, tuple(entries)))
+                again = WrittenRun(self._run(topic, partition, first, tuple(entries)))
                 self._runs.read(again)
                 if again.error is not None:
                     found[number] = again
@@ -220,7 +227,10 @@ class Publisher:
         else:
             outcomes = self._runs.write_together(written)
         for (turn, _), error in zip(begun, outcomes, strict=True):
-            if error is not None:
+            if isinstance(error, errors.SchemasAwaited):
+                self._note_awaited(turn.topic, error)
+                turn.pending = None
+            elif error is not None:
                 turn.error, turn.pending = error, None
         self._commit_all([turn for turn in turns if turn.pending is not None])
         return [turn.error for turn in turns]
@@ -307,6 +317,8 @@ class Publisher:
             raise
         if commit.has_landed:
             self.counts.add_published([file.size_bytes for file in commit.files])
+            if self.schemas is not None and topic_config.is_avro(topic.config):
+                self.schemas.published(topic, commit.files)
         self._apply_snapshot(topic, outcome)
         for each in commit.written:
             _check_readable(topic, each)
@@ -317,6 +329,10 @@ class Publisher:
             return PublishResult()
         try:
             self._write_all(pending)
+        except errors.SchemasAwaited as error:
+            self._discard(pending)
+            self._note_awaited(pending.topic, error)
+            return PublishResult()
         except Exception as error:
             self._suspend(pending, keep=pending.survives(error))
             raise
@@ -359,6 +375,8 @@ class Publisher:
 
     def _begin(self, topic: Topic, most_partitions: int | None = None) -> TableCommit | None:
         """Returns the topic's next commit, with no file written. Arguments as for `_choose`."""
+        if self._waits(topic):
+            return None
         runs = self._choose(topic, most_partitions)
         pending = TableCommit(topic, [WrittenRun(run) for run in runs])
         if not pending.written:
@@ -368,6 +386,7 @@ class Publisher:
                 topic.table, topic.topic_id, self._led_partitions.broker
             )
             pending.renewed_at = self._clock.monotonic()
+        self._with_waits(pending)
         return pending
 
     def _resume(self, topic: Topic) -> TableCommit | None:
@@ -458,7 +477,7 @@ class Publisher:
         Raises `CorruptObject` and `MissingObject` if an entry cannot be read, and the store's
         errors.
         """
-        written = WrittenRun(_run(topic, partition, first, tuple(entries), lost=[lost]))
+        written = WrittenRun(self._run(topic, partition, first, tuple(entries), lost=[lost]))
         try:
             self._runs.write(written)
             if written.error is not None:
@@ -498,10 +517,53 @@ class Publisher:
             ]
             run_choice.leave_out_cut_batches(batches, ends)
         runs = [
-            _run(topic, each.partition, each.published, self._backlog.below(each.partition, end))
+            self._run(
+                topic, each.partition, each.published, self._backlog.below(each.partition, end)
+            )
             for each, end in zip(heads, ends, strict=False)
         ]
         return [each for each in runs if each.entries]
+
+    def _run(
+        self,
+        topic: Topic,
+        partition: Partition,
+        first: int,
+        entries: tuple[Located, ...],
+        lost: Sequence[TableFile] = (),
+    ) -> Run:
+        plan, schemas = plan_for(topic.table.snapshot.columns, lost), self.schemas
+        if plan is not None and schemas is not None and schemas.withheld:
+            plan = msgspec.structs.replace(plan, withheld=schemas.withheld)
+        return Run(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=partition.number,
+            first=first,
+            entries=entries,
+            plan=plan,
+        )
+
+    # -------------------------------------------------------------------------- schemas
+
+    def _waits(self, topic: Topic) -> bool:
+        """Returns whether the topic's records wait for schemas that were asked for."""
+        return self.schemas is not None and self.schemas.pauses(topic)
+
+    def _note_awaited(self, topic: Topic, error: errors.SchemasAwaited) -> None:
+        assert self.schemas is not None
+        self.schemas.awaits(topic, error.ids)
+
+    def _with_waits(self, pending: TableCommit) -> None:
+        """Makes the runs of a small commit wait for schemas that are met for the first time."""
+        schemas, topic = self.schemas, pending.topic
+        is_avro = topic_config.is_avro(topic.config)
+        if schemas is None or pending.preparation is not None or not is_avro:
+            return
+        known = schemas.waits_for(topic)
+        if known is not None:
+            for each in pending.written:
+                each.run = msgspec.structs.replace(each.run, waits=True, not_for=tuple(known))
 
     # -------------------------------------------------------------------------- writing
 
@@ -620,23 +682,6 @@ class Publisher:
         topic.table.sync()
         self._led_partitions.backlog.advance_published(topic, moved)
         self._led_partitions.advance_start(topic, snapshot.starts)
-
-
-def _run(
-    topic: Topic,
-    partition: Partition,
-    first: int,
-    entries: tuple[Located, ...],
-    lost: Sequence[TableFile] = (),
-) -> Run:
-    return Run(
-        topic=topic.name,
-        topic_id=topic.topic_id,
-        partition=partition.number,
-        first=first,
-        entries=entries,
-        plan=plan_for(topic.table.snapshot.columns, lost),
-    )
 
 
 def _check_readable(topic: Topic, written: WrittenRun) -> None:

@@ -19,8 +19,8 @@ from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.clock import Clock
 from sparklog.formats.record import LOG_APPEND_TIME, between, rows_of_run
-from sparklog.formats.values.columns import Plan
-from sparklog.storage import wal
+from sparklog.formats.values.columns import Plan, waiting_of
+from sparklog.storage import schema_texts, wal
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
 from sparklog.storage.reading.read_ahead import ReadAhead
 from sparklog.storage.reading.shared_reads import SharedReads
@@ -41,6 +41,10 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     entries: tuple[Located, ...]
     plan: Plan | None = None
     """The typed columns of its files."""
+    waits: bool = False
+    """True if records whose schema is unknown are not written yet, but reported."""
+    not_for: tuple[int, ...] = ()
+    """Schemas that it does not wait for."""
 
     @property
     def end(self) -> int:
@@ -240,8 +244,13 @@ class RunWriter:
             nonlocal size, count
             file = None
             if payloads:
-                file = encode(rows_of_run(payloads, partition=run.partition), plan=run.plan)
+                rows = rows_of_run(payloads, partition=run.partition)
+                schemas = schema_texts.for_new_file(self._store, run.plan)
+                file = encode(rows, plan=run.plan, schemas=schemas)
                 payloads.clear()
+                awaited = waiting_of(file.columns).by_schema.keys() - set(run.not_for)
+                if run.waits and awaited:
+                    raise errors.SchemasAwaited(ids=sorted(awaited))
             made = _EncodedRun(count=count, encoded=file)
             size = count = 0
             return made

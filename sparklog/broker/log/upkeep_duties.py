@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sparklog.broker.log.topic import Topic
@@ -20,6 +20,8 @@ class UnfinishedChanges:
     """Applies the configuration in the metadata to a topic's table."""
     add_columns: Callable[[str, str], None] = lambda _topic, _schema: None
     """Makes DDL the typed columns of a topic."""
+    ready_schemas: Callable[[str, Iterable[int]], Iterable[int]] = lambda _topic_id, ids: ids
+    """Returns those of the schemas of a topic, by its id, whose fields have columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

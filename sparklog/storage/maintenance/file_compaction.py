@@ -39,6 +39,7 @@ from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.formats.values.columns import ColumnSet, Plan
+from sparklog.storage import schema_texts
 from sparklog.storage.maintenance import restoring
 from sparklog.storage.objects import ObjectMissing, Store, in_parallel, put_together
 from sparklog.storage.reading import sorting
@@ -390,13 +391,19 @@ def _are_active(group: FileGroup, snapshot: TableSnapshot) -> bool:
 def _merge(store: Store, topic: str, group: FileGroup) -> data_file.Encoded | None:
     """Encodes all rows of the group's files as one file; None if there are none."""
     level = data_file.SMALL_LEVEL if group.is_last else data_file.FAST_LEVEL
-    encoder = data_file.Encoder(level=level, plan=group.plan)
+    plan = group.plan
+    schemas = schema_texts.for_rewrite(store, plan)
+    encoder = data_file.Encoder(level=level, plan=plan, schemas=schemas)
     total = 0
     for file in group.files:
         for batch in read_rows(store, data_path(topic, file), file, group.end):
             encoder.add(batch)
             total += batch.num_rows
-    return encoder.finish() if total else None
+    if not total:
+        return None
+    encoded = encoder.finish()
+    data_file.check_rewrite(encoded, group.files)
+    return encoded
 
 
 def read_rows(
@@ -636,8 +643,15 @@ def _encoded(
     # Rows in the encoder's buffer, and further ones, are added once the target has been reached.
     capacity_bytes = target_bytes + 4 * limits.ROW_GROUP_BYTES
     plan = group.plan
+    schemas = schema_texts.for_rewrite(table.store, plan)
     encoder: data_file.Encoder | None = None
     began_beyond = False
+
+    def finished(one: data_file.Encoder) -> data_file.Encoded:
+        encoded = one.finish()
+        data_file.check_rewrite(encoded, group.files)
+        return encoded
+
     for batch in sorting.in_order(parts, batch_rows=limits.ROW_GROUP_ROWS):
         offsets = arrow.as_numpy(batch.column("offset"))
         if not _rises(offsets):  # batches never share an offset, but one may contain it twice
@@ -653,14 +667,16 @@ def _encoded(
             if encoder is not None and (
                 encoder.size_bytes >= target_bytes or (is_beyond and not began_beyond)
             ):
-                yield encoder.finish()
+                yield finished(encoder)
                 encoder = None
             if encoder is None:
-                encoder = data_file.Encoder(level=level, capacity_bytes=capacity_bytes, plan=plan)
+                encoder = data_file.Encoder(
+                    level=level, capacity_bytes=capacity_bytes, plan=plan, schemas=schemas
+                )
                 began_beyond = is_beyond
             encoder.add(rows)
     if encoder is not None:
-        yield encoder.finish()
+        yield finished(encoder)
 
 
 # ------------------------------------------------------------------------------ checking

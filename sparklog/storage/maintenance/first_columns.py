@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from sparklog.formats import topic_config
-from sparklog.formats.topic_config import VALUE_SCHEMA
+from sparklog.formats.topic_config import VALUE_FORMAT, VALUE_SCHEMA
 from sparklog.formats.values.proposal import propose
 from sparklog.storage.maintenance import file_compaction
 from sparklog.storage.snapshot import TableFile, TableSnapshot
@@ -21,7 +21,8 @@ _MOST_FILES: Final = 16
 def are_wanted(snapshot: TableSnapshot) -> bool:
     """Returns whether the columns have yet to be found."""
     config = snapshot.config
-    return topic_config.is_typed(config) and not topic_config.value_of(config, VALUE_SCHEMA)
+    is_json = topic_config.value_of(config, VALUE_FORMAT) == topic_config.JSON
+    return is_json and not topic_config.value_of(config, VALUE_SCHEMA)
 
 
 def find(table: TopicTable) -> str:

@@ -61,6 +61,7 @@ import pyarrow as pa
 from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.values.columns import ColumnSet
+from sparklog.storage import schema_texts
 from sparklog.storage.maintenance import file_compaction, restoring
 from sparklog.storage.maintenance.newest_records import Newest, Records
 from sparklog.storage.objects import ObjectMissing, Store
@@ -565,9 +566,11 @@ class _Rewrite:
         """Writes the kept rows of the files as one file."""
         store, topic, each = self._store, self._topic, self._pass
         is_last = 2 * sum(one.size_bytes for one in pack) > each.target_bytes
+        plan = data_file.plan_for(each.columns, (one.file for one in pack))
         encoder = data_file.Encoder(
             level=data_file.SMALL_LEVEL if is_last else data_file.FAST_LEVEL,
-            plan=data_file.plan_for(each.columns, (one.file for one in pack)),
+            plan=plan,
+            schemas=schema_texts.for_rewrite(store, plan),
         )
         for one in pack:
             at = 0
@@ -584,6 +587,7 @@ class _Rewrite:
                 raise errors.CorruptObject(path=path, check=check)
         encoded = encoder.finish()
         assert encoded.rows == sum(one.left for one in pack)
+        data_file.check_rewrite(encoded, [one.file for one in pack])
         return data_file.put_file(
             store,
             encoded,

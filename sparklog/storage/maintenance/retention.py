@@ -32,6 +32,7 @@ from typing import Final
 import numpy as np
 
 from sparklog import arrow, errors, limits
+from sparklog.storage import schema_texts
 from sparklog.storage.maintenance import file_compaction, restoring
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import TableFile, TableSnapshot
@@ -397,9 +398,11 @@ class _Deleting:
         """Writes the remaining rows to a new file. Returns False if all rows remain."""
         table, start = self._table, self._deletion.starts[file.partition]
         is_large = 2 * file.size_bytes > limits.COMPACT_TARGET_BYTES
+        plan = data_file.plan_for(table.snapshot.columns, [file])
         encoder = data_file.Encoder(
             level=data_file.SMALL_LEVEL if is_large else data_file.FAST_LEVEL,
-            plan=data_file.plan_for(table.snapshot.columns, [file]),
+            plan=plan,
+            schemas=schema_texts.for_rewrite(table.store, plan),
         )
         kept = deleted = 0
         path = data_path(table.topic, file)
@@ -414,6 +417,7 @@ class _Deleting:
         if kept:
             encoded = encoder.finish()
             assert (encoded.rows, encoded.first >= start) == (kept, True)
+            data_file.check_rewrite(encoded, [file])
             self._adds.append(
                 data_file.put_file(
                     table.store,

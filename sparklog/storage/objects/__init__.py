@@ -30,6 +30,7 @@ from sparklog.storage.objects.local import LocalStore
 from sparklog.storage.objects.memory import DelayedStore, MemoryStore, named_store
 from sparklog.storage.objects.parallel import in_parallel
 from sparklog.storage.objects.usage import (
+    CountingStore,
     CountsRequests,
     Purpose,
     Usage,
@@ -39,6 +40,7 @@ from sparklog.storage.objects.usage import (
 )
 
 __all__ = [
+    "CountingStore",
     "CountsRequests",
     "DelayFaults",
     "DelayedStore",

@@ -12,7 +12,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from sparklog.storage.objects.base import Store
 
@@ -102,6 +102,8 @@ class CountingStore:
     """Base of stores that count their requests."""
 
     def __init__(self) -> None:
+        self.shared: dict[str, Any] = {}
+        """Objects that all views of the store share, by name."""
         self._usages: dict[Purpose, Usage] = {Purpose.OTHER: Usage()}
         self._count_in(self._usages[Purpose.OTHER])
 

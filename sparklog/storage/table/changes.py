@@ -110,6 +110,11 @@ def describe_change(
     )
 
 
+def columns_change(columns: ColumnSet) -> TableChange:
+    """Returns the change that gives the table these typed columns."""
+    return TableChange(properties={COLUMNS: columns.encode()}, operation="ADD COLUMNS")
+
+
 def delete_change(snapshot: TableSnapshot) -> TableChange:
     """Returns the change that deletes the topic: removes every file, and clears the topic id.
 

@@ -16,11 +16,14 @@ Rules:
 - Typed columns are computed here, from the values, for each program that writes files. They are
   never taken from another file, so a rewrite fills columns that its inputs lack. Their statistics
   go to the Delta log (`column_statistics`).
+- Values with schemas of a registry need the schemas. Rows whose schema is not known yet have null
+  columns, and the file's tag names the schema. No rewrite makes rows wait that did not.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,11 +34,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparklog import arrow, limits
+from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
 from sparklog.formats.record import FILE_SCHEMA
-from sparklog.formats.values.columns import ColumnSet, Plan
-from sparklog.formats.values.typed import typed_columns
+from sparklog.formats.values.columns import ColumnSet, Plan, waiting_of, with_waiting
+from sparklog.formats.values.typed import Schemas, Typed, no_schemas, typed_columns
 from sparklog.storage.objects import Store, claim
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table.column_statistics import StatisticsCollector
@@ -53,6 +56,7 @@ _WORTH_A_DICTIONARY: Final = 0.5
 _SMALL_BYTES: Final = 8 * limits.KIB
 _PACKED: Final = dict.fromkeys(("offset", "timestamp", "timestampType"), "DELTA_BINARY_PACKED")
 _LACKED: Final = ("key", "headers")
+_SCHEMAS_NAMED: Final = 256
 _PIECE_ROWS: Final = 4_096
 _PIECE_BYTES: Final = 4 * limits.MIB
 """Bounds of the values whose typed columns are computed at a time."""
@@ -82,6 +86,8 @@ class Encoded:
     """The number of its rows with an error in a typed column."""
     statistics: str | None = None
     """See `TableFile.statistics`."""
+    schemas: tuple[int, ...] = ()
+    """See `TableFile.schemas`."""
 
 
 class Encoder:
@@ -93,6 +99,7 @@ class Encoder:
         level: int = FAST_LEVEL,
         capacity_bytes: int | None = None,
         plan: Plan | None = None,
+        schemas: Schemas = no_schemas,
     ) -> None:
         """Creates an encoder.
 
@@ -101,11 +108,13 @@ class Encoder:
             capacity_bytes: the memory for the file, allocated once and never moved. It must suffice
                 for a file without typed columns; one with such columns ignores it.
             plan: the typed columns of the file.
+            schemas: returns those that values refer to.
         """
         self._level = level
         self._plan = plan
+        self._schemas = schemas
         self._statistics = None if plan is None else StatisticsCollector(plan)
-        self._misfits = 0
+        self._typed = _TypedFacts()
         is_bounded = capacity_bytes is not None and plan is None
         self._room = pa.allocate_buffer(capacity_bytes) if is_bounded else None
         self._sink = (
@@ -169,8 +178,8 @@ class Encoder:
             piece = values.slice(at, _PIECE_ROWS)
             while len(piece) > 1 and piece.nbytes > _PIECE_BYTES:
                 piece = piece.slice(0, len(piece) // 2)
-            typed = typed_columns(plan, piece)
-            self._misfits += typed.misfits
+            typed = typed_columns(plan, piece, self._schemas)
+            self._typed.add(typed)
             if self._statistics is not None:
                 self._statistics.add(typed.columns)
             parts.append(typed.columns)
@@ -215,32 +224,64 @@ class Encoder:
             last=self._last,
             min_timestamp_us=self._min_timestamp_us,
             max_timestamp_us=self._max_timestamp_us,
-            columns=None if self._plan is None else self._plan.tag,
-            misfits=self._misfits,
+            columns=self._typed.tag(self._plan),
+            misfits=self._typed.misfits,
             statistics=None if self._statistics is None else self._statistics.finish(),
+            schemas=self._typed.named_schemas,
         )
 
 
+class _TypedFacts:
+    """Facts of the values of a file with typed columns."""
+
+    def __init__(self) -> None:
+        self.misfits = 0
+        self._waiting: Counter[int] = Counter()
+        self._schemas: set[int] = set()
+
+    def add(self, typed: Typed) -> None:
+        """Adds the facts of some values."""
+        self.misfits += typed.misfits
+        self._waiting.update(typed.waiting)
+        if len(self._schemas) < _SCHEMAS_NAMED:
+            self._schemas |= typed.schemas
+
+    def tag(self, plan: Plan | None) -> str | None:
+        """Returns the tag of the file."""
+        return None if plan is None else with_waiting(plan.tag, self._waiting)
+
+    @property
+    def named_schemas(self) -> tuple[int, ...]:
+        """See `TableFile.schemas`."""
+        return tuple(sorted(self._schemas)[:_SCHEMAS_NAMED])
+
+
 def encode(
-    batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL, plan: Plan | None = None
+    batches: Sequence[pa.RecordBatch],
+    *,
+    level: int = FAST_LEVEL,
+    plan: Plan | None = None,
+    schemas: Schemas = no_schemas,
 ) -> Encoded:
     """Encodes batches in offset order, with at least one row, as a Parquet file.
 
     The file has the columns of `FILE_SCHEMA` and the typed ones of the plan. Raises AssertionError
-    if offsets are not strictly increasing.
+    if offsets are not strictly increasing, and what `schemas` raises.
     """
     size_bytes = sum(batch.nbytes for batch in batches)
     if size_bytes <= _SMALL_BYTES and level == FAST_LEVEL:
-        return _encode_small(batches, plan)
+        return _encode_small(batches, plan, schemas)
     # Plain values take as many bytes as in Arrow; the rest is page headers and the footer.
     capacity_bytes = size_bytes + size_bytes // 16 + limits.MIB
-    encoder = Encoder(level=level, capacity_bytes=capacity_bytes, plan=plan)
+    encoder = Encoder(level=level, capacity_bytes=capacity_bytes, plan=plan, schemas=schemas)
     for batch in batches:
         encoder.add(batch)
     return encoder.finish()
 
 
-def _encode_small(batches: Sequence[pa.RecordBatch], plan: Plan | None) -> Encoded:
+def _encode_small(
+    batches: Sequence[pa.RecordBatch], plan: Plan | None, schemas: Schemas
+) -> Encoded:
     """Encodes a few rows in an eighth of the time: they are not worth compressing.
 
     The file omits `key`, `headers` and typed columns that are null in all rows, as Delta allows.
@@ -256,10 +297,10 @@ def _encode_small(batches: Sequence[pa.RecordBatch], plan: Plan | None) -> Encod
     lacking = {name for name in _LACKED if whole.column(name).null_count == whole.num_rows}
     names = [name for name in FILE_SCHEMA.names if name not in lacking]
     schema, rows = _schema(tuple(names)), whole.select(names)
-    misfits, statistics = 0, None
+    facts, statistics = _TypedFacts(), None
     if plan is not None:
-        typed = typed_columns(plan, whole.column("value"))
-        misfits = typed.misfits
+        typed = typed_columns(plan, whole.column("value"), schemas)
+        facts.add(typed)
         collector = StatisticsCollector(plan)
         collector.add(typed.columns)
         statistics = collector.finish()
@@ -275,9 +316,10 @@ def _encode_small(batches: Sequence[pa.RecordBatch], plan: Plan | None) -> Encod
         last=int(offsets[-1]),
         min_timestamp_us=int(times.min()),
         max_timestamp_us=int(times.max()),
-        columns=None if plan is None else plan.tag,
-        misfits=misfits,
+        columns=facts.tag(plan),
+        misfits=facts.misfits,
         statistics=statistics,
+        schemas=facts.named_schemas,
     )
 
 
@@ -368,6 +410,28 @@ def plan_for(columns: ColumnSet | None, files: Iterable[TableFile]) -> Plan | No
     return columns.plan_for_foreign()
 
 
+def check_rewrite(encoded: Encoded, files: Sequence[TableFile]) -> None:
+    """Checks that no row of these files, which the encoded one replaces, begins to wait.
+
+    Its schema was known when it was written, so it has been removed since, or is in doubt. Raises
+    `SchemaLost`.
+    """
+    after = waiting_of(encoded.columns)
+    if not after.by_schema:
+        return
+    before: Counter[int] = Counter()
+    for file in files:
+        waiting = waiting_of(file.columns)
+        if waiting.others:
+            return  # not all schemas are named
+        if file.columns is None and is_our_file(unquote(file.path)):
+            return  # none of its rows had columns
+        before.update(waiting.by_schema)
+    for schema, rows in after.by_schema.items():
+        if rows > before[schema]:
+            raise errors.SchemaLost(schema=schema, file=files[0].path)
+
+
 def new_file(
     encoded: Encoded,
     *,
@@ -393,6 +457,7 @@ def new_file(
         columns=encoded.columns,
         misfits=None if encoded.columns is None else encoded.misfits,
         statistics=encoded.statistics,
+        schemas=encoded.schemas,
     )
 
 
@@ -426,13 +491,14 @@ def write_file(
     level: int = FAST_LEVEL,
     preparation: int | None = None,
     plan: Plan | None = None,
+    schemas: Schemas = no_schemas,
 ) -> TableFile:
     """Puts rows of one partition as a data file, which a commit still has to add.
 
     `batches` are of `ROW_SCHEMA` or `FILE_SCHEMA`, in offset order, with at least one row. Raises
     what `claim` raises.
     """
-    encoded = encode(batches, level=level, plan=plan)
+    encoded = encode(batches, level=level, plan=plan, schemas=schemas)
     return put_file(
         store,
         encoded,

@@ -1,0 +1,66 @@
+"""Adds columns for the fields of a schema to those that a table has.
+
+- A field that has no column gets one. A column that is no longer filled is filled again.
+- A column keeps its type: a field with another one is reported, and does not fit its column where
+  their values differ.
+
+Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sparklog.formats.values import columns, ddl
+from sparklog.formats.values.columns import AVRO, ColumnSet
+
+
+@dataclass(frozen=True, slots=True)
+class Evolved:
+    """The columns with the fields of a schema."""
+
+    columns: ColumnSet | None
+    """Equal to those before, if no column is added."""
+    left_out: Sequence[str]
+    """Fields that did not become columns, each with the reason."""
+
+
+def with_schema(known: ColumnSet | None, fields: Sequence[pa.Field]) -> Evolved:
+    """Returns the columns of values of Avro that also fill those of these fields."""
+    by_field = {each.field: each for each in (known.columns if known is not None else ())}
+    wanted = [each.as_source_field for each in (known.filled if known is not None else ())]
+    types = {field.name: ddl.ddl_of(field.type) for field in wanted}
+    names = {name.lower() for name in types}
+    leaves = sum(_leaves(field.type) for field in wanted)
+    left_out: list[str] = []
+    for field in fields:
+        column = by_field.get(field.name)
+        kind = ddl.ddl_of(field.type)
+        known_type = column.type if column is not None else types.get(field.name, kind)
+        if known_type != kind:
+            left_out.append(f"{field.name}: its column is {known_type}, and the field {kind}")
+        elif field.name in types:
+            continue
+        elif not ddl.is_usable(field.name):
+            left_out.append(f"{field.name}: Delta does not accept the name")
+        elif field.name.lower() in names:
+            left_out.append(f"{field.name}: another field differs only in case")
+        elif leaves + _leaves(field.type) > ddl.MAX_LEAVES:
+            left_out.append(
+                f"{field.name}: a table has at most {ddl.MAX_LEAVES} columns and fields"
+            )
+        else:
+            wanted.append(pa.field(field.name, field.type))
+            types[field.name] = kind
+            names.add(field.name.lower())
+            leaves += _leaves(field.type)
+    return Evolved(columns.with_fields(known, wanted, AVRO), left_out)
+
+
+def _leaves(kind: pa.DataType) -> int:
+    if not pa.types.is_nested(kind):
+        return 1
+    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields))
