@@ -32,6 +32,7 @@ from typing import Final
 import numpy as np
 
 from sparklog import bill_words, errors, kafka_port, limits, listeners, status
+from sparklog.client.times import utc
 from sparklog.clock import Clock, SystemClock, unix_seconds
 from sparklog.display import counted
 from sparklog.expected_bill import expected_bill
@@ -476,6 +477,7 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
             yield from check_listeners(report)
             yield from check_certificates(report, clock)
             yield from check_bills(report)
+            yield from check_registries(report)
         case status.LeaderStatus.SILENT:
             advice = f"{report.reason}; check its log: {(broker and broker.log) or 'its stderr'}"
             yield _warn("broker", f"{who} is alive but does not answer", advice)
@@ -489,6 +491,26 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
     for kept in report.kept_records:
         advice = "its records take up space: unset the property, or have the topic retain them"
         yield _warn("deletions refused", f"{kept.topic}: {kept.reason}", advice)
+
+
+def check_registries(report: status.StatusReport) -> Iterator[CheckResult]:
+    """Warns of a schema registry that gives no answer, and of records that wait for schemas."""
+    for each in report.registries:
+        if each.down_since_us:
+            since = utc(each.down_since_us).isoformat(timespec="seconds")
+            found = f"{each.url} has given no answer since {since}"
+            advice = f"records with new schemas have no columns until it does: {each.reason}"
+            yield _warn("schema registry", found, advice)
+        else:
+            yield _ok("schema registry", each.url)
+        for topic in each.waiting:
+            found = f"{topic.topic}: {counted(topic.records, 'record')} without columns"
+            advice = "register their schemas, under the ids that _error names"
+            yield _warn("waiting for schemas", found, advice)
+        for number in each.conflicts:
+            found = f"the registry has another text for schema {number} than the root"
+            advice = "records with it wait: give the registry the texts back that it had before"
+            yield _warn("schema in doubt", found, advice)
 
 
 def check_listeners(report: status.StatusReport) -> Iterator[CheckResult]:

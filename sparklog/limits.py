@@ -12,6 +12,7 @@ LISTENERS_LEVEL = 2  # feature level from which members register several listene
 TOKEN_SECONDS = 24 * 3_600  # the lifetime of a token for the tasks of a job
 TOKEN_TOPIC_CHARACTERS = 2_000  # of the topics in such a token, which has to fit into a header
 SECURITY_LEVEL = 3  # feature level from which a root can have users
+SCHEMAS_AT_ONCE = 100  # schemas of a registry in one request
 TYPED_LEVEL = 4  # feature level from which tables have typed columns
 LEVEL = 4  # the highest feature level that this release supports; it supports all lower ones too
 

@@ -19,6 +19,7 @@ from sparklog.client.connection import Channel
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
+from sparklog.storage import schema_texts
 from sparklog.storage.follow import TABLE_AGE_SECONDS, RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.reading.read import first_since, neighbours, read_slice, read_slices
@@ -51,6 +52,7 @@ class RootChannel(Channel):
             "cluster": lambda _: self._cluster(),
             "topics.list": lambda _: self._names(),
             "topics.describe": lambda request: self._describe(request.topic),
+            "topics.schemas": self._schemas,
             "offsets.for_times": self._offsets_for_times,
         }
 
@@ -117,7 +119,12 @@ class RootChannel(Channel):
             columns=flight_messages.columns_info(snapshot.columns),
             misfits=snapshot.misfits,
             unfilled_rows=snapshot.unfilled_rows,
+            formats=flight_messages.formats_of(snapshot.columns),
+            waiting_rows=snapshot.waiting_rows,
         )
+
+    def _schemas(self, request: flight_messages.TopicSchemas) -> flight_messages.SchemaTexts:
+        return flight_messages.SchemaTexts(texts=schema_texts.of(self._store).stored(request.ids))
 
     def _offsets_for_times(
         self, request: flight_messages.OffsetsForTimes

@@ -83,6 +83,8 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     """The reason why no Kafka listener answers, if one is required."""
     bills: list[StoreBill] = []
     """The requests of each broker that answered, and their price; empty on a local root."""
+    registries: list[flight_messages.RegistryInfo] = []
+    """The schema registry as each broker that answered knows it."""
 
 
 def of_address(address: str) -> StatusReport:
@@ -154,6 +156,7 @@ def of_root(
         ),
         answered=[each.broker for each in answers],
         bills=[each.bill for each in answers if each.bill is not None],
+        registries=[each.registry for each in answers if each.registry is not None],
     )
 
 
@@ -286,6 +289,7 @@ def _served(status: flight_messages.BrokerStatus) -> StatusReport:
         kept_records=status.kept_records,
         answered=[status.broker],
         bills=[status.bill] if status.bill is not None else [],
+        registries=[status.registry] if status.registry is not None else [],
     )
 
 

@@ -149,6 +149,7 @@ def sources_of(
         led_partitions=parts.led_partitions,
         publisher=parts.publisher,
         publishing=parts.publishing,
+        schemas=parts.schemas,
         groups=groups,
         flushes=given.flushes,
         upkeep=given.upkeep,
@@ -220,6 +221,8 @@ def assemble(given: Surroundings, led_partitions: LedPartitions, open_table: Ope
     )
     broker.metadata.heartbeat_age_seconds = lambda: given.heartbeats.newest.age_seconds(clock)
     broker.publishing.publish_now = given.publish_now.set
+    if schemas is not None:
+        broker.registry = schemas.info
     return Parts(
         led_partitions=led_partitions,
         appender=appender,

@@ -159,6 +159,8 @@ class Broker:
         """Returns this broker's metrics; set by the owner once it serves."""
         self.bill: Callable[[], StoreBill | None] = lambda: None
         """Returns the present bill of the object store, if there is one; set by the owner."""
+        self.registry: Callable[[], flight_messages.RegistryInfo | None] = lambda: None
+        """Returns the state of the schema registry, if there is one; set by the owner."""
         self.security_version: Callable[[], int] = lambda: 0
         """Returns the version of the users and ACLs that are in force; set by the owner."""
         self._started_at = clock.monotonic()
@@ -285,6 +287,7 @@ class Broker:
             kept_records=kept_records[: limits.STATUS_TOPICS],
             security_version=self.security_version(),
             bill=self.bill(),
+            registry=self.registry(),
         )
 
     def configs(self, advertised: Sequence[Listener]) -> list[ConfigEntry]:

@@ -48,11 +48,15 @@ from sparklog.formats.flight_messages import (
     AlterTopic,
     CreateTopic,
     PartitionInfo,
+    SchemaTexts,
     TopicInfo,
+    TopicSchemas,
     columns_info,
+    formats_of,
 )
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
+from sparklog.storage import schema_texts
 from sparklog.storage.maintenance import file_compaction, key_compaction, retention
 from sparklog.storage.metadata import placement
 from sparklog.storage.metadata.leadership import is_open
@@ -162,6 +166,8 @@ class TopicAdmin:
             columns=columns_info(snapshot.columns),
             misfits=snapshot.misfits,
             unfilled_rows=snapshot.unfilled_rows,
+            formats=formats_of(snapshot.columns),
+            waiting_rows=snapshot.waiting_rows,
             max_record_bytes=(
                 self._writer.max_record_bytes
                 if topic_bytes is None
@@ -171,6 +177,17 @@ class TopicAdmin:
                 self._settings.publish_interval_seconds_on(local=self._store.is_local)
             ),
         )
+
+    def schemas(self, request: TopicSchemas) -> SchemaTexts:
+        """Returns schemas that values of a topic refer to; those that the root does not have are
+        omitted.
+
+        Raises `UnknownTopic`, `BadRequest` and the store's errors.
+        """
+        self._led_partitions.topic(request.topic)
+        if len(request.ids) > limits.SCHEMAS_AT_ONCE:
+            raise errors.BadRequest(reason=f"at most {limits.SCHEMAS_AT_ONCE} schemas at once")
+        return SchemaTexts(texts=schema_texts.of(self._store).stored(request.ids))
 
     def configs(self, name: str) -> list[ConfigEntry]:
         """Returns every configuration key of a topic. Raises `UnknownTopic`."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog import errors, limits
+from sparklog.client.schemas import BrokerSchemas
 from sparklog.display import counted
 from sparklog.terminal.options import (
     BootstrapOption,
@@ -102,6 +103,7 @@ class _Copier:
         self._topic = topic
         self._to = to
         self._clock = log.connection.clock
+        self._schemas = BrokerSchemas(log.connection, topic)
         self._plan: Plan | None = None
         self._planned_at = 0.0
         self.records = 0
@@ -124,11 +126,9 @@ class _Copier:
 
     def copy(self, rows: pa.RecordBatch) -> None:
         """Copies those of the rows that do not fit, and waits until the copies are durable."""
-        from sparklog.client.dead_letters import dead_letters
-
         if self._clock.monotonic() - self._planned_at > limits.METADATA_AGE_SECONDS:
             self._look()
-        found = None if self._plan is None else dead_letters(rows, self._plan, self._topic)
+        found = self._dead_letters(rows)
         if found is not None and found.num_rows:
             try:
                 self.producer.send_table(self._to, found).result()
@@ -142,6 +142,13 @@ class _Copier:
                 raise
             self.copied += found.num_rows
         self.records += rows.num_rows
+
+    def _dead_letters(self, rows: pa.RecordBatch) -> pa.RecordBatch | None:
+        from sparklog.client.dead_letters import dead_letters
+
+        if self._plan is None:
+            return None
+        return dead_letters(rows, self._plan, self._topic, self._schemas)
 
     def _look(self) -> None:
         self._plan = self._log.describe(self._topic).plan

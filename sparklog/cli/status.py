@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from sparklog.display import counted
 from sparklog.listeners import parse
 from sparklog.options import check_bootstrap, storage_options
 from sparklog.terminal.commands import ExitCode
@@ -124,10 +125,31 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
     lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))
     if report.unpublished_bytes is not None:
         lines.append(("unpublished", f"{report.unpublished_bytes:,} bytes"))
+    lines += _of_registries(report)
     lines += _of_bill(report)
     lines += _of_topics("held back", "", report.held_back)
     lines += _of_topics("refused", "deletions of ", report.kept_records)
     return lines
+
+
+def _of_registries(report: StatusReport) -> Iterator[tuple[str, str]]:
+    from sparklog.client.times import utc
+
+    waiting: dict[str, int] = {}
+    for url in dict.fromkeys(each.url for each in report.registries):
+        of_url = [each for each in report.registries if each.url == url]
+        down = [each for each in of_url if each.down_since_us]
+        if not down:
+            yield "registry", url
+        else:
+            since = utc(min(each.down_since_us for each in down)).isoformat(timespec="seconds")
+            yield "registry", f"{url} has given no answer since {since}: {down[0].reason}"
+    for found in report.registries:
+        waiting |= {topic.topic: topic.records for topic in found.waiting}
+    for topic, records in waiting.items():
+        yield "waiting", f"{topic}: {counted(records, 'record')} for a schema of the registry"
+    for number in sorted({each for found in report.registries for each in found.conflicts}):
+        yield "waiting", f"schema {number}: the registry has another text than the root"
 
 
 def _of_bill(report: StatusReport) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,8 @@ import typer
 from sparklog import errors
 from sparklog.cli.dead_letters import dead_letters
 from sparklog.display import counted
-from sparklog.formats.topic_config import JSON, VALUE_FORMAT, VALUE_SCHEMA, described
+from sparklog.formats import topic_config
+from sparklog.formats.topic_config import AVRO, JSON, VALUE_FORMAT, VALUE_SCHEMA, described
 from sparklog.formats.topic_names import unknown_topic
 from sparklog.terminal.commands import Command
 from sparklog.terminal.options import (
@@ -358,7 +359,7 @@ def columns(
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Show the typed columns of a topic's table, and fields of its JSON values without one.
+    """Show the typed columns of a topic's table, and fields of its values without one.
 
     On a topic without typed columns, --accept adds them.
 
@@ -403,14 +404,17 @@ def _changed_columns(
         return None
     if not kept and not added:
         return {VALUE_FORMAT: None, VALUE_SCHEMA: None}
-    return {VALUE_FORMAT: JSON, VALUE_SCHEMA: of_fields([*kept, *added])}
+    form = AVRO if topic_config.is_avro(info.config) else JSON
+    return {VALUE_FORMAT: form, VALUE_SCHEMA: of_fields([*kept, *added])}
 
 
 def _print_proposal(info: flight_messages.TopicInfo, proposal: Proposal) -> None:
     if info.columns and (proposal.columns or proposal.left_out):
         typer.echo()
     if not proposal.objects:
-        typer.echo(f"None of the {counted(proposal.records, 'newest record')} is a JSON object.")
+        is_avro = topic_config.is_avro(info.config)
+        wanted = "has a known schema" if is_avro else "is a JSON object"
+        typer.echo(f"None of the {counted(proposal.records, 'newest record')} {wanted}.")
         return
     if proposal.columns:
         typer.echo(f"Fields without a column in the newest {counted(proposal.records, 'record')}:")
@@ -563,6 +567,11 @@ def _print_columns(info: flight_messages.TopicInfo) -> None:
         typer.echo(
             f"{counted(info.misfits, 'record')} in the table do not fit: those fields are null,"
             " and _error says why"
+        )
+    if info.waiting_rows:
+        typer.echo(
+            f"{counted(info.waiting_rows, 'record')} of these wait for a schema of the registry:"
+            " `sparklog status` shows whether it answers"
         )
     if info.unfilled_rows:
         typer.echo(

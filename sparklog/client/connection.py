@@ -58,6 +58,7 @@ _HARMLESS: Final = frozenset(
         "status",
         "topics.describe",
         "topics.list",
+        "topics.schemas",
     }
 )
 """Actions without a visible effect: retried freely, and `BrokerUnavailable` without a response."""

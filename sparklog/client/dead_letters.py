@@ -19,6 +19,7 @@ from sparklog.formats.values.columns import ERROR
 
 if TYPE_CHECKING:
     from sparklog.formats.values.columns import Plan
+    from sparklog.formats.values.typed import Schemas
 
 _NAMES: Final = (
     "sparklog.reason",
@@ -28,15 +29,18 @@ _NAMES: Final = (
 )
 
 
-def dead_letters(rows: pa.RecordBatch, plan: Plan, topic: str) -> pa.RecordBatch:
+def dead_letters(rows: pa.RecordBatch, plan: Plan, topic: str, schemas: Schemas) -> pa.RecordBatch:
     """Returns the copies of those rows that do not fit, as `PAYLOAD_SCHEMA`, in their order.
+
+    Raises what `schemas` raises.
 
     Args:
         rows: of `ROW_SCHEMA`.
         plan: the typed columns of their topic.
         topic: its name.
+        schemas: returns those that values refer to. A row whose schema is not known does not fit.
     """
-    reasons = with_typed_columns(rows, plan).column(ERROR)
+    reasons = with_typed_columns(rows, plan, schemas).column(ERROR)
     misfits = reasons.is_valid()
     bad = rows.filter(misfits)
     origin = (

@@ -22,7 +22,7 @@ from sparklog.client.connection import Connection
 from sparklog.client.offsets import Points, Start, check_time, describe, everywhere, offsets_of
 from sparklog.client.serialize import Deserializer, Serializer
 from sparklog.display import html_table
-from sparklog.formats import flight_messages
+from sparklog.formats import flight_messages, topic_config
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 
 if TYPE_CHECKING:
@@ -279,20 +279,25 @@ class Log(Admin):
     def propose_columns(self, topic: str, records: int = 1_000) -> Proposal:
         """Returns typed columns for fields of the newest records that the table has none for.
 
-        Its values are JSON objects. `log.alter(topic, {"value.format": "json", "value.schema":
-        proposal.schema})` adds the columns. Raises what `read` raises.
+        Its values are JSON objects, or with `value.format=avro` Avro with schemas of a registry.
+        `log.alter(topic, {"value.format": "json", "value.schema": proposal.schema})` adds the
+        columns; the format is that of the topic. Raises what `read` raises.
 
         Args:
             topic: must exist.
             records: how many to examine, of all partitions together.
         """
-        from sparklog.client.table_reading import read_newest
+        from sparklog.client.schemas import BrokerSchemas
+        from sparklog.client.table_reading import propose_of_schemas, read_newest
         from sparklog.formats.values.proposal import propose
 
         info = describe(self.connection, arguments.topic(topic))
         count = arguments.whole("records", records)
-        values = read_newest(self.connection, info, count).column("value").to_pylist()
-        return propose(values, info.known_columns)
+        values = read_newest(self.connection, info, count).column("value")
+        if topic_config.is_avro(info.config):
+            schemas = BrokerSchemas(self.connection, topic)
+            return propose_of_schemas(values, schemas, info.known_columns)
+        return propose(values.to_pylist(), info.known_columns)
 
     def offsets_for_times(self, topic: str, when: datetime | str) -> dict[int, int]:
         """Returns, by partition, the offset of the first record at `when` or later, or the end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,9 +20,12 @@ from sparklog.client.consumer.reading import (
 )
 from sparklog.client.json_frames import VALUE_FORMATS, ValueFormat, ValueReader
 from sparklog.client.offsets import Point, Points, describe, offsets_of
+from sparklog.client.schemas import BrokerSchemas
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
-from sparklog.formats.values.columns import Plan
+from sparklog.formats.values.columns import Column, Plan
+from sparklog.formats.values.proposal import Proposal
+from sparklog.formats.values.typed import Schemas
 
 
 def read_table(
@@ -52,6 +56,7 @@ def read_table(
         needed["value"] = None
     fetched = wire_columns(needed)
     wanted = range(len(info.partitions)) if partitions is None else sorted(set(partitions))
+    schemas = BrokerSchemas(connection, info.topic)
     starts = _bounds(connection, info, wanted, start, "earliest")
     ends = _bounds(connection, info, wanted, end, "latest")
     for partition in wanted:
@@ -70,7 +75,7 @@ def read_table(
             if decodes:
                 decoded += reader.decode(partition, batch)
             if plan is not None:
-                batch = with_typed_columns(batch, plan)
+                batch = with_typed_columns(batch, plan, schemas)
             batches.append(batch.select(names))
         return batches, decoded
 
@@ -98,6 +103,24 @@ def read_newest(connection: Connection, info: flight_messages.TopicInfo, count: 
         partitions=None,
         values="bytes",
     )
+
+
+def propose_of_schemas(
+    values: pa.ChunkedArray, schemas: Schemas, known: Sequence[Column]
+) -> Proposal:
+    """Proposes columns for the fields of the schemas that values refer to.
+
+    Raises what `schemas` raises.
+    """
+    from sparklog.formats.values import evolution
+    from sparklog.formats.values.avro.derive import schema_ids
+
+    rows = Counter[int]()
+    for chunk in values.chunks:
+        rows.update(each for each in schema_ids(chunk).tolist() if each >= 0)
+    found = schemas(rows)
+    of_known = {each: found[each] for each in rows if each in found}
+    return evolution.propose(rows, of_known, known, len(values) - values.null_count)
 
 
 def _schema(

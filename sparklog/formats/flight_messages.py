@@ -242,6 +242,27 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
 
 
+class RegistryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The schema registry of a broker."""
+
+    url: str
+    down_since_us: int = 0
+    """When it began to give no answer, in µs since the Unix epoch; 0 if it does."""
+    reason: str = ""
+    """Why it gives no answer."""
+    waiting: list[WaitingRecords] = []
+    """At most `limits.STATUS_TOPICS` topics."""
+    conflicts: list[int] = []
+    """Schemas of which it has another text than the root."""
+
+
+class WaitingRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic with records in its table whose schemas are not known yet."""
+
+    topic: str
+    records: int
+
+
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The broker that answers, and what it leads."""
 
@@ -262,6 +283,8 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The version of the users and ACLs that the broker goes by; 0 if it has none."""
     bill: StoreBill | None = None
     """None on a local root."""
+    registry: RegistryInfo | None = None
+    """None without a schema registry."""
 
 
 class DescribeCluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -506,6 +529,11 @@ def columns_info(columns: ColumnSet | None) -> list[ColumnInfo]:
     ]
 
 
+def formats_of(columns: ColumnSet | None) -> list[str]:
+    """Returns the ways in which values of a table with typed columns are decoded."""
+    return [] if columns is None or columns.plan() is None else list(columns.all_formats)
+
+
 class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
     topic_id: str
@@ -525,6 +553,10 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The number of records in the table that do not fit the typed columns."""
     unfilled_rows: int = 0
     """The number of records in files that were written without one of the columns now filled."""
+    formats: list[str] = []
+    """The ways in which values are decoded; empty without typed columns."""
+    waiting_rows: int = 0
+    """The number of records in the table whose schema is not known yet."""
 
     @property
     def known_columns(self) -> tuple[Column, ...]:
@@ -547,7 +579,7 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         from sparklog.formats.values.columns import Plan  # it loads pyarrow.compute
 
         found = tuple(each for each in self.known_columns if each.is_filled)
-        return Plan(found, "") if found else None
+        return Plan(found, "", tuple(self.formats)) if found or "avro" in self.formats else None
 
     @property
     def is_mirror(self) -> bool:
@@ -583,6 +615,18 @@ class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 class TopicName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
+
+
+class TopicSchemas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Requests schemas that values of a topic refer to."""
+
+    topic: str
+    ids: list[int]
+
+
+class SchemaTexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    texts: dict[int, str]
+    """The stored form of each schema that the root has (`formats.values.registered`)."""
 
 
 class TopicNames(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -723,6 +767,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "topics.list": (Empty, TopicNames),
     "topics.create": (CreateTopic, TopicInfo),
     "topics.describe": (TopicName, TopicInfo),
+    "topics.schemas": (TopicSchemas, SchemaTexts),
     "topics.alter": (AlterTopic, TopicInfo),
     "topics.add_partitions": (AddPartitions, TopicInfo),
     "topics.delete": (TopicName, Empty),

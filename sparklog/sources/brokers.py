@@ -12,6 +12,7 @@ from sparklog.client.connection import Connection
 from sparklog.client.consumer.reading import read_range
 from sparklog.client.credentials import ClientCredentials
 from sparklog.client.offsets import describe, offsets_for_times
+from sparklog.client.schemas import BrokerSchemas
 from sparklog.formats import flight_messages, group_messages
 from sparklog.security.credentials import Security, TlsMaterial, TokenSource
 from sparklog.sources.options import LogLocation
@@ -103,6 +104,12 @@ def read(location: LogLocation, piece: Slice, columns: list[str]) -> Iterator[pa
     return read_range(
         channel, info, piece.partition, start=piece.first, end=piece.end, columns=columns
     )
+
+
+@functools.lru_cache(maxsize=16)
+def schemas_of(location: LogLocation, topic: str) -> BrokerSchemas:
+    """Returns the schemas of the values of a topic."""
+    return BrokerSchemas(connection(location), topic)
 
 
 class BrokerView:

@@ -16,12 +16,14 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
 from sparklog.formats.record import between, rows_of_run
+from sparklog.formats.values.columns import Plan
+from sparklog.formats.values.typed import Schemas
 from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
 from sparklog.sources.task_credentials import TaskCredentials
 from sparklog.sources.views import LogView, RootView
-from sparklog.storage import wal
+from sparklog.storage import schema_texts, wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.reading import read as storage_read
 from sparklog.storage.reading.shared_reads import SharedReads
@@ -80,6 +82,15 @@ def read_slices(
         yield from _read_run(
             location, run, columns, fail_on_data_loss, limits.REPLAN_ATTEMPTS, shared
         )
+
+
+def schemas_of(location: LogLocation, plan: Plan, topic: str) -> Schemas:
+    """Returns the schemas of the values of a topic, for typed columns."""
+    if location.bootstrap is None:
+        return schema_texts.for_rewrite(_store(location), plan)
+    from sparklog.sources import brokers
+
+    return brokers.schemas_of(location, topic)
 
 
 def _read_run(

@@ -25,7 +25,7 @@ from sparklog.formats.values.columns import Plan
 from sparklog.formats.values.typed import typed_columns
 from sparklog.sources.json_inference import ddl_of
 from sparklog.sources.options import CORRUPT, TYPED, LogLocation, SourceOptions
-from sparklog.sources.reader import absolute, read_slices
+from sparklog.sources.reader import absolute, read_slices, schemas_of
 from sparklog.sources.tasks import Task
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
 from sparklog.spark_compat import arrow_schema
@@ -116,7 +116,8 @@ class Scan:
         parsed = self._parsed(rows, piece)
         if self.typed is not None:
             names = (field.name for field in self.typed.fields)
-            columns = typed_columns(self.typed, rows.column("value")).columns
+            schemas = schemas_of(self.location, self.typed, piece.topic)
+            columns = typed_columns(self.typed, rows.column("value"), schemas).columns
             parsed = dict(zip(names, columns, strict=True))
         columns = []
         for field in self.schema:

@@ -120,7 +120,7 @@ class RootView:
                     each.gaps.get((number, GapCause.SOURCE), 0) for number in range(each.partitions)
                 ),
                 each.version,
-                None if each.columns is None else each.columns.plan(),
+                None if each.columns is None else each.columns.plan_for_readers(),
             )
             for name, each in self._snapshots.items()
         }

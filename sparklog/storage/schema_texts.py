@@ -96,6 +96,17 @@ class SchemaTexts:
         """Returns the stored text; None if there is none. Raises what `find` raises."""
         return self._get(path_of(schema_id))
 
+    def stored(self, schema_ids: Iterable[int]) -> dict[int, str]:
+        """Returns the stored forms of the schemas that values are decoded by.
+
+        Raises what `find` raises.
+        """
+        return {
+            each: text.encode().decode()
+            for each in self.find(schema_ids)
+            if (text := self.text(each)) is not None
+        }
+
     def conflict(self, schema_id: int) -> RegisteredSchema | None:
         """Returns the other text that the registry had; None if it had none."""
         return self._get(path_of(schema_id) + _MARK)

@@ -235,7 +235,7 @@ def test_requests_that_administer_are_complete() -> None:
         "groups.describe", "groups.find", "groups.heartbeat", "groups.join", "groups.leave",
         "groups.list", "groups.offsets", "groups.sync", "offsets.for_times", "offsets.lag",
         "producers.new", "publish.now", "root.prove", "status", "tokens.new", "topics.describe",
-        "topics.list",
+        "topics.list", "topics.schemas",
     }  # fmt: skip
     assert AUDITED_ACTIONS.keys() | others == rights.RIGHTS.keys()
     assert not AUDITED_ACTIONS.keys() & others

@@ -416,6 +416,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         "topics.create": flight_messages.CreateTopic(topic=name, partitions=1),
         "topics.list": flight_messages.Empty(),
         "topics.describe": flight_messages.TopicName(topic=name),
+        "topics.schemas": flight_messages.TopicSchemas(topic=name, ids=[1]),
         "topics.alter": flight_messages.AlterTopic(topic=name, config={}),
         "topics.add_partitions": flight_messages.AddPartitions(topic=name, partitions=2),
         "topics.compact": flight_messages.TopicName(topic=name),

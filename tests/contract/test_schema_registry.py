@@ -11,10 +11,12 @@ from typing import Any, Final
 import msgspec
 import pytest
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
 import sparklog
 from sparklog import errors
 from sparklog.broker.agent import Agent
+from sparklog.cli import app
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -107,6 +109,10 @@ def test_values_become_columns_and_new_versions_add_some(
         assert [each for (each,) in rows(tmp_path, "value")][:4] == values
         reasons = [each for (each,) in rows(tmp_path, "_error")]
         assert [each is None for each in reasons] == [True, True, False, True, True]
+        assert log.read("t", columns=["customer", "city"]).to_pydict() == {
+            "customer": ["alice", None, None, "bob", "carol"],
+            "city": [None, None, None, "Bern", None],
+        }
         columns = [(each.name, each.type) for each in log.describe("t").columns]
         assert columns == [("customer", "STRING"), ("amount", "DOUBLE"), ("city", "STRING")]
 
@@ -126,12 +132,23 @@ def test_a_dead_registry_delays_nothing(tmp_path: Path, known: FakeRegistry, qui
         assert waits(tmp_path) == ["value: waiting: schema 1 is not known yet"] * 2
         found = log.read("t")
         assert found["value"].to_pylist() == [order("alice", 1.5), order("bob", 2)]
+        info = agent.parts.broker.status().registry
+        assert info is not None
+        assert [(each.topic, each.records) for each in info.waiting] == [("t", 2)]
+        assert (info.url, info.reason) == (known.url, "it answers 500; redirects are not followed")
+        assert log.describe("t").waiting_rows == 2
+        shown = CliRunner().invoke(app, ["status", "--bootstrap", agent.address])
+        assert "has given no answer since" in shown.stdout
+        assert "t: 2 records for a schema" in shown.stdout
+        assert shown.exit_code == 0, shown.stdout  # it takes no broker out of service
+        assert found.select(["_error", "value"]).num_rows == 2
         known.answer = lambda _: None
-        wait_until(lambda: waits(tmp_path) == [None, None], "it", 20)
+        wait_until(lambda: waits(tmp_path) == [None, None], "the change")
         assert rows(tmp_path, "customer", "amount") == [("alice", 1.5), ("bob", 2)]
         known.answer = lambda _: (500, b"{}")  # its text is in the root: no broker asks again
         send(log, order("carol", 3))
         assert rows(tmp_path, "customer", "amount")[2:] == [("carol", 3)]
+        assert agent.parts.broker.status().registry.waiting == []  # type: ignore[union-attr]
 
 
 def test_a_silent_registry_delays_the_table_once(
@@ -166,7 +183,7 @@ def test_unknown_ids_and_garbage_that_looks_framed(
         known.register("t-value", record("Order", "customer:string", "amount:double", doc="7"))
         known.schemas[7] = known.schemas[2]
         known.versions["t-value"].append(7)
-        wait_until(lambda: rows(tmp_path, "customer")[1] == ("dave",), "it", 20)
+        wait_until(lambda: rows(tmp_path, "customer")[1] == ("dave",), "the change")
         assert all(each and "waiting" in each for each in waits(tmp_path)[2:])
         log.compact("t")
         assert rows(tmp_path, "customer")[:2] == [("alice",), ("dave",)]
@@ -182,7 +199,7 @@ def test_another_text_under_a_known_id(tmp_path: Path, known: FakeRegistry, quic
         keeper = agent.parts.schemas
         assert keeper is not None
         send(log, order("bob", 2))  # by the text of the root: the broker has not compared it yet
-        wait_until(lambda: keeper.state().conflicts == [1], "it", 20)  # type: ignore[union-attr]
+        wait_until(lambda: keeper.state().conflicts == [1], "the change")
         send(log, order("carol", 3))
         assert rows(tmp_path, "customer") == [("alice",), ("bob",), (None,)]
         with pytest.raises(errors.SchemaLost, match="the schema 1"):
@@ -233,10 +250,16 @@ def test_columns_that_are_given_or_only_proposed(
         known.register("t-value", GROWN)
         send(log, framed(2, text("bob") + double(2) + text("Bern")))
         assert [each.name for each in log.describe("t").columns] == ["amount"]
+        proposal = log.propose_columns("t")
+        found = [(each.field.name, each.type, each.records) for each in proposal.columns]
+        assert found == [("customer", "STRING", 2), ("city", "STRING", 1)]
+        log.alter("t", {"value.schema": proposal.schema})
+        assert len(log.describe("t").columns) == 3
+        log.alter("t", {"value.schema": "amount DOUBLE"})
         log.alter("t", {"value.evolve": None})
         log.alter("t", {"value.schema": None})
         send(log, framed(2, text("bob") + double(2) + text("Bern")))
-        wait_until(lambda: len(log.describe("t").columns) == 3, "it", 20)
+        wait_until(lambda: all(each.is_filled for each in log.describe("t").columns), "the change")
 
 
 def test_a_topic_of_json_that_becomes_one_of_avro(tmp_path: Path, known: FakeRegistry) -> None:
@@ -263,7 +286,7 @@ def test_a_root_that_refuses_schemas(tmp_path: Path, known: FakeRegistry, quick:
         send(log, order("alice", 1.5))
         assert waits(tmp_path) != [None]
         (tmp_path / "schemas").unlink()
-        wait_until(lambda: rows(tmp_path, "_error") == [(None,)], "it", 20)
+        wait_until(lambda: rows(tmp_path, "_error") == [(None,)], "the change")
         assert rows(tmp_path, "customer") == [("alice",)]
 
 
@@ -277,7 +300,7 @@ def test_two_brokers_add_columns_at_once(tmp_path: Path, known: FakeRegistry) ->
     ):
         log.create_topic("t", 2, CONFIG)
         wait_until(
-            lambda: {each.leader for each in log.describe("t").partitions} == {1, 2}, "it", 20
+            lambda: {each.leader for each in log.describe("t").partitions} == {1, 2}, "the leaders"
         )
         del other
         known.register("t-value", GROWN)
@@ -286,7 +309,7 @@ def test_two_brokers_add_columns_at_once(tmp_path: Path, known: FakeRegistry) ->
             producer.send("t", framed(2, text("a") + double(1) + text("Bern")), partition=0)
             producer.send("t", framed(3, text("b") + double(2) + text("3011")), partition=1)
         log.flush_to_table()
-        wait_until(lambda: len(log.describe("t").columns) == 4, "it", 30)
+        wait_until(lambda: len(log.describe("t").columns) == 4, "the change")
         log.compact("t")
         found = set(rows(tmp_path, "customer", "city", "zip"))
         assert found == {("a", "Bern", None), ("b", None, "3011")}

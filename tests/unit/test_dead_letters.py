@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparklog.client.dead_letters import dead_letters
 from sparklog.formats.record import PAYLOAD_SCHEMA, ROW_SCHEMA
 from sparklog.formats.values import columns, ddl
-from sparklog.formats.values.typed import typed_columns
+from sparklog.formats.values.typed import no_schemas, typed_columns
 
 _header = st.fixed_dictionaries({"key": st.text(max_size=2), "value": st.none() | st.binary()})
 _row = st.fixed_dictionaries(
@@ -36,7 +36,7 @@ def test_a_copy_is_its_record_with_more_headers(rows: list[dict[str, Any]], firs
     assert plan is not None
     batch = pa.RecordBatch.from_pylist(rows, ROW_SCHEMA).slice(first)
     reasons = typed_columns(plan, batch.column("value")).columns[0].to_pylist()
-    copies = dead_letters(batch, plan, "t")
+    copies = dead_letters(batch, plan, "t", no_schemas)
     copies.validate(full=True)
     assert copies.schema == PAYLOAD_SCHEMA
     assert copies.to_pylist() == [

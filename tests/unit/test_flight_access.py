@@ -499,6 +499,7 @@ NEEDED: Final[dict[str, tuple[msgspec.Struct, list[tuple[ResourceType, str, Oper
     "topics.list": (fm.Empty(), []),
     "topics.create": (fm.CreateTopic(topic="t"), [(TOPIC, "t", Operation.CREATE)]),
     "topics.describe": (fm.TopicName(topic="t"), [(TOPIC, "t", Operation.DESCRIBE)]),
+    "topics.schemas": (fm.TopicSchemas(topic="t", ids=[1]), [(TOPIC, "t", Operation.READ)]),
     "topics.alter": (
         fm.AlterTopic(topic="t", config={}),
         [(TOPIC, "t", Operation.ALTER_CONFIGS)],

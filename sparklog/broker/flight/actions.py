@@ -71,6 +71,7 @@ def actions(broker: Broker, groups: Coordinator, gate: Gate | None) -> Mapping[s
         "figures": lambda _: broker.figures(),
         "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),
         "topics.describe": lambda request: broker.topics.describe(request.topic),
+        "topics.schemas": broker.topics.schemas,
         "topics.compact": lambda request: broker.topics.compact(request.topic),
         "records.delete": broker.deletion.delete,
         "offsets.for_times": broker.offsets_for_times,

@@ -82,6 +82,7 @@ RIGHTS: Final[Mapping[str, Check]] = {
     "topics.list": _to_all,  # without those that the client may not describe
     "topics.create": _on_topic(Operation.CREATE, or_cluster=Operation.CREATE),
     "topics.describe": _on_topic(Operation.DESCRIBE),
+    "topics.schemas": _on_topic(Operation.READ),
     "topics.alter": _on_topic(Operation.ALTER_CONFIGS),
     "topics.add_partitions": _on_topic(Operation.ALTER),
     "topics.delete": _on_topic(Operation.DELETE),
@@ -167,7 +168,13 @@ def _status(caller: Caller, reply: flight_messages.BrokerStatus) -> flight_messa
         reply,
         held_back=[each for each in reply.held_back if _may_describe(caller, each.topic)],
         kept_records=[each for each in reply.kept_records if _may_describe(caller, each.topic)],
+        registry=None if reply.registry is None else _registry(caller, reply.registry),
     )
+
+
+def _registry(caller: Caller, found: flight_messages.RegistryInfo) -> flight_messages.RegistryInfo:
+    waiting = [each for each in found.waiting if _may_describe(caller, each.topic)]
+    return msgspec.structs.replace(found, waiting=waiting)
 
 
 def _figures(caller: Caller, reply: flight_messages.BrokerFigures) -> flight_messages.BrokerFigures:

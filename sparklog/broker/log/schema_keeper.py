@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
 from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.topic import Topic
@@ -34,6 +34,7 @@ from sparklog.broker.loops import Loops
 from sparklog.broker.schema_registry import SchemaRegistry
 from sparklog.clock import Clock
 from sparklog.formats import topic_config
+from sparklog.formats.flight_messages import RegistryInfo, WaitingRecords
 from sparklog.formats.values import evolution
 from sparklog.formats.values.columns import waiting_of
 from sparklog.formats.values.registered import RegisteredSchema
@@ -105,14 +106,14 @@ class SchemaKeeper:
 
     def __init__(
         self,
-        registry: SchemaRegistry | None,
+        registry: SchemaRegistry,
         texts: SchemaTexts,
         led_partitions: LedPartitions,
         *,
         clock: Clock,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`registry`: None if there is none: the root's own schemas are still used."""
+        """`is_stopping`: true once the broker stops: then nothing waits any more."""
         self._registry = registry
         self._texts = texts
         self._led_partitions = led_partitions
@@ -132,6 +133,8 @@ class SchemaKeeper:
         self._compared: OrderedDict[int, float] = OrderedDict()
         """When the texts that are in use were last compared (monotonic)."""
         self._conflicts: set[int] = set()
+        self._has_marks = False
+        """True once those are known that other brokers have found."""
         self._backoff = RetrySchedule(
             clock, first_seconds=_RETRY_FIRST_SECONDS, most_seconds=_RETRY_MOST_SECONDS
         )
@@ -150,7 +153,7 @@ class SchemaKeeper:
 
     def waits_for(self, topic: Topic) -> Collection[int] | None:
         """Returns the schemas that a publication of the topic does not wait for; None: for none."""
-        if self._registry is None or self._is_stopping() or self._down_since_us is not None:
+        if self._is_stopping() or self._down_since_us is not None:
             return None
         with self._lock:
             of_topic = self._topics.get(topic.topic_id)
@@ -214,8 +217,6 @@ class SchemaKeeper:
         return wanted - left
 
     def _want(self, schema_ids: Iterable[int]) -> None:
-        if self._registry is None:
-            return
         for each in schema_ids:
             if each not in self._unknown and len(self._wanted) < IDS_MAX:
                 self._wanted[each] = None
@@ -264,6 +265,11 @@ class SchemaKeeper:
 
         Raises the store's errors for texts; those of a topic's table are logged.
         """
+        if not self._has_marks:
+            marked = self._texts.conflicts()
+            with self._lock:
+                self._conflicts.update(marked)
+            self._has_marks = True
         self._ask_all()
         self._end_waits()
         self._scan()
@@ -274,7 +280,7 @@ class SchemaKeeper:
         with self._lock:
             due = [each for each, at in self._unknown.items() if at <= now]
             wanted = [*self._wanted, *due]
-        if not wanted or self._registry is None or self._backoff.is_waiting(_REGISTRY):
+        if not wanted or self._backoff.is_waiting(_REGISTRY):
             return
         for each in wanted:
             if self._is_stopping():
@@ -303,7 +309,7 @@ class SchemaKeeper:
                 "the registry has another schema under an id that the root knows: records with it"
                 " wait",
                 id=schema_id,
-                url=self._registry.url if self._registry is not None else "",
+                url=self._registry.url,
             )
         return is_same
 
@@ -374,7 +380,6 @@ class SchemaKeeper:
         if self._down_since_us is not None:
             seconds = round((self._clock.now_us() - self._down_since_us) / 1e6)
             self._down_since_us, self._reason = None, ""
-            assert self._registry is not None
             _log.info("the schema registry answers again", url=self._registry.url, seconds=seconds)
 
     # -------------------------------------------------------------------------- columns
@@ -382,7 +387,7 @@ class SchemaKeeper:
     def _scan(self) -> None:
         """Finds topics that have no columns yet, for which the registry may have a schema."""
         now = self._clock.monotonic()
-        if self._registry is None or now < self._scan_due:
+        if now < self._scan_due:
             return
         self._scan_due = now + SCAN_SECONDS
         topics = {each.topic_id: each for each in self._led_partitions.topics()}
@@ -460,8 +465,6 @@ class SchemaKeeper:
 
     def _first(self, subject: str) -> dict[int, AvroSchema | str]:
         """Returns the latest version of a subject, if there is one."""
-        if self._registry is None:
-            return {}
         latest = self._registry.latest(subject)
         self._note_up()
         if latest is None or not self._keep(latest.id, latest.schema):
@@ -475,8 +478,6 @@ class SchemaKeeper:
 
         `is_unregistered`: the registry does not have the subject, so the first schemas count.
         """
-        if self._registry is None:
-            return dict(known) if is_unregistered else {}
         found = {}
         for each, schema in known.items():
             subjects = None if is_unregistered else self._registry.subjects(each)
@@ -537,11 +538,25 @@ class SchemaKeeper:
 
     # -------------------------------------------------------------------------- state
 
-    def state(self) -> RegistryState | None:
-        """Returns the state of the registry; None if there is none."""
+    def info(self) -> RegistryInfo:
+        """Returns the state of the registry, and the topics whose records wait."""
+        state = self.state()
+        waiting = [
+            WaitingRecords(topic=topic.name, records=records)
+            for topic in self._led_partitions.topics()
+            if (records := topic.table.snapshot.waiting_rows)
+        ]
+        return RegistryInfo(
+            url=state.url,
+            down_since_us=state.down_since_us or 0,
+            reason=state.reason,
+            waiting=waiting[: limits.STATUS_TOPICS],
+            conflicts=list(state.conflicts[: limits.STATUS_TOPICS]),
+        )
+
+    def state(self) -> RegistryState:
+        """Returns the state of the registry."""
         registry = self._registry
-        if registry is None:
-            return None
         with self._lock:
             unknown, conflicts = sorted(self._unknown), sorted(self._conflicts)
         return RegistryState(

@@ -31,6 +31,7 @@ from sparklog.broker.log.led_partitions import LedPartitions
 from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
+from sparklog.broker.log.schema_keeper import SchemaKeeper
 from sparklog.broker.log.topic import Topic
 from sparklog.broker.metrics import elsewhere
 from sparklog.broker.metrics.bill import RecentBill
@@ -38,6 +39,7 @@ from sparklog.broker.quotas import Quotas
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.formats.flight_messages import GroupPosition, PositionLag
+from sparklog.formats.values.columns import waiting_of
 from sparklog.listeners import Listener
 from sparklog.storage import wal
 from sparklog.storage.metadata.identity import Ask
@@ -131,6 +133,8 @@ class Sources:
     dead: Callable[[], Mapping[int, int]] = dict
     """Returns the brokers that this one, as controller, considers dead, with their epochs."""
 
+    schemas: SchemaKeeper | None = None
+    """None without a schema registry."""
     bill: RecentBill | None = None
     """None if the store bills no requests."""
 
@@ -171,7 +175,7 @@ class TableFigures:
 
     __slots__ = (
         *("bytes", "debt_bytes", "files", "files_of", "numbers", "sizes"),
-        *("misfits", "small_files", "snapshot", "unfilled_rows"),
+        *("misfits", "small_files", "snapshot", "unfilled_rows", "waiting_rows"),
     )
 
     def __init__(self, snapshot: TableSnapshot, numbers: tuple[int, ...]) -> None:
@@ -183,7 +187,7 @@ class TableFigures:
         self.files_of = [0] * len(numbers)
         """The number of files by partition."""
         self.files = self.bytes = self.small_files = self.debt_bytes = 0
-        self.misfits = self.unfilled_rows = 0
+        self.misfits = self.unfilled_rows = self.waiting_rows = 0
 
     def count(self, at: int, files: Sequence[TableFile], small_bytes: int, enough: int) -> None:
         """Counts the files of `numbers[at]`; `enough` or more small ones will be merged."""
@@ -198,6 +202,8 @@ class TableFigures:
         if self.snapshot.columns is not None:
             self.misfits += sum(each.misfits or 0 for each in files)
             self.unfilled_rows += sum(each.rows or 0 for each in self.snapshot.unfilled(files))
+            if self.snapshot.columns.formats:
+                self.waiting_rows += sum(waiting_of(each.columns).rows for each in files)
 
 
 @dataclass(slots=True, kw_only=True)

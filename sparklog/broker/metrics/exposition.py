@@ -87,6 +87,7 @@ _OF_TOPICS: Final[Mapping[str, Callable[[TopicState, int], float]]] = {
     "sparklog_table_bytes": lambda t, _: t.table.bytes,
     "sparklog_compaction_debt_bytes": lambda t, _: t.table.debt_bytes,
     "sparklog_table_misfit_rows": lambda t, _: t.table.misfits,
+    "sparklog_table_waiting_rows": lambda t, _: t.table.waiting_rows,
     "sparklog_table_unfilled_rows": lambda t, _: t.table.unfilled_rows,
 }
 """The value of a topic at a time, in µs since the Unix epoch."""
@@ -438,6 +439,7 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
     yield "sparklog_compaction_files_total", [({}, upkeep.merged_files)]
     yield "sparklog_compaction_bytes_total", [({}, upkeep.merged_bytes)]
     yield "sparklog_write_amplification", [({}, upkeep.amplification)]
+    yield from _registry_samples(sources)
     yield from _store_samples(sources)
     free_bytes = sources.broker.free_bytes()
     yield "sparklog_store_free_bytes", [] if free_bytes is None else [({}, free_bytes)]
@@ -450,6 +452,20 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
         "sparklog_memory_limit_bytes",
         [({"budget": each.name}, each.limit_bytes) for each in budgets],
     )
+
+
+def _registry_samples(sources: Sources) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    values: dict[str, float] = {}
+    if sources.schemas is not None:
+        state = sources.schemas.state()
+        values = {
+            "up": int(state.down_since_us is None),
+            "conflicts": len(state.conflicts),
+            "requests_total": state.requests,
+            "failures_total": state.failures,
+        }
+    for name in ("up", "conflicts", "requests_total", "failures_total"):
+        yield f"sparklog_registry_{name}", [({}, values[name])] if values else []
 
 
 def _store_samples(sources: Sources) -> Iterator[tuple[str, Sequence[_Sample]]]:

@@ -129,6 +129,10 @@ _GAUGES: Final = {
     "sparklog_publish_process_resident_bytes": (
         "Resident memory of the publishing process; 0 without one."
     ),
+    "sparklog_registry_up": "1 while the schema registry answers, 0 while it does not.",
+    "sparklog_registry_conflicts": (
+        "Schemas of which the registry has another text than the root; records with them wait."
+    ),
     "sparklog_work_refused": "1 while the broker refuses this kind of work.",
     "sparklog_topic_held_back": "1 while the topic's table cannot be written.",
     "sparklog_topic_deletions_refused": (
@@ -140,6 +144,9 @@ _GAUGES: Final = {
     "sparklog_table_small_files": "Data files smaller than half the target size of compaction.",
     "sparklog_table_bytes": "Bytes of the data files of a topic's table.",
     "sparklog_table_misfit_rows": "Records in a topic's table that do not fit its typed columns.",
+    "sparklog_table_waiting_rows": (
+        "Records in a topic's table whose schema is not known yet: their columns are null."
+    ),
     "sparklog_table_unfilled_rows": (
         "Records in files that were written before one of the typed columns was added."
     ),
@@ -220,6 +227,10 @@ _COUNTERS: Final = {
     "sparklog_publish_process_starts_total": "Publishing processes started.",
     "sparklog_compaction_files_total": "Data files written to replace others.",
     "sparklog_compaction_bytes_total": "Bytes of data files written to replace others.",
+    "sparklog_registry_requests_total": "Requests to the schema registry.",
+    "sparklog_registry_failures_total": (
+        "Requests to the schema registry without an answer that could be used."
+    ),
     "sparklog_store_requests_total": "Storage operations, by kind and purpose.",
     "sparklog_store_written_bytes_total": "Bytes in puts to an object store, by purpose.",
     "sparklog_store_read_bytes_total": "Bytes read from an object store, by purpose.",

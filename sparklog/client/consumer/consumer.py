@@ -9,12 +9,13 @@ record at least once.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -46,14 +47,12 @@ from sparklog.client.offsets import (
     offsets_of,
     points_by_partition,
 )
+from sparklog.client.schemas import BrokerSchemas
 from sparklog.client.serialize import Deserializer
 from sparklog.client.times import utc
 from sparklog.display import counted, html_table
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
-
-if TYPE_CHECKING:
-    from sparklog.formats.values.columns import Plan
 
 __all__ = ["Consumer", "Record"]
 
@@ -143,8 +142,8 @@ class Consumer:
         self._clock = connection.clock
         self._topics = Topics(topics)
         self._columns = None if columns is None else arguments.texts("columns", columns)
-        self._plan: Plan | None = None
-        """The typed columns of the topic, if `columns` names some."""
+        self._with_typed: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+        """Adds the typed columns of the topic to its rows, if `columns` names some."""
         self._max_poll_rows = arguments.whole("max_poll_rows", max_poll_rows, least=1)
         self._key_deserializer = arguments.function("key_deserializer", key_deserializer)
         self._value_deserializer = arguments.function("value_deserializer", value_deserializer)
@@ -295,8 +294,8 @@ class Consumer:
             if self._group is not None:
                 self._group.handed = (chunk.position, first)
             if rows.num_rows:
-                if self._plan is not None:
-                    rows = with_typed_columns(rows, self._plan)
+                if self._with_typed is not None:
+                    rows = self._with_typed(rows)
                 if self._columns is not None:
                     rows = rows.select(self._columns)
                 yield rows.replace_schema_metadata({"topic": chunk.position.topic})
@@ -456,7 +455,10 @@ class Consumer:
         stored = [name for name in names if name in ROW_SCHEMA.names]
         if len(stored) == len(names):
             return wire_columns(stored)
-        self._plan = infos[0].plan
+        plan = infos[0].plan
+        assert plan is not None
+        schemas = BrokerSchemas(self._connection, infos[0].topic)
+        self._with_typed = functools.partial(with_typed_columns, plan=plan, schemas=schemas)
         return wire_columns(dict.fromkeys([*stored, "value"]))
 
     def _position_of(self, topic: str, partition: int) -> FetchPosition:
@@ -510,7 +512,7 @@ class Consumer:
             )
         what = "a list of (topic, partition)"
         wanted = set(arguments.each("partitions", partitions, arguments.topic_partition, what))
-        if self._plan is not None:
+        if self._with_typed is not None:
             topics = self._topics.names(self._connection)
             if other := sorted({topic for topic, _ in wanted}.difference(topics)):
                 raise errors.BadOption(

@@ -21,6 +21,7 @@ from sparklog.formats.record import ROW_SCHEMA
 
 if TYPE_CHECKING:
     from sparklog.formats.values.columns import Plan
+    from sparklog.formats.values.typed import Schemas
 
 
 class Record(NamedTuple):
@@ -172,11 +173,11 @@ def check_columns(info: flight_messages.TopicInfo, names: Iterable[str]) -> dict
     return known
 
 
-def with_typed_columns(rows: pa.RecordBatch, plan: Plan) -> pa.RecordBatch:
-    """Returns the rows, which have values, and their typed columns."""
+def with_typed_columns(rows: pa.RecordBatch, plan: Plan, schemas: Schemas) -> pa.RecordBatch:
+    """Returns rows with values, and their typed columns. Raises what `schemas` raises."""
     from sparklog.formats.values.typed import typed_columns  # it loads msgspec and kernels
 
-    typed = typed_columns(plan, rows.column("value"))
+    typed = typed_columns(plan, rows.column("value"), schemas)
     columns = [*rows.columns, *typed.columns]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*rows.schema, *plan.fields]))
 

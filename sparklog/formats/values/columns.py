@@ -167,6 +167,11 @@ class ColumnSet(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 formats.add(form)
         return needed
 
+    def plan_for_readers(self) -> Plan | None:
+        """Returns the columns that new files have, for records of any age; it has no tag."""
+        found = self.plan()
+        return None if found is None else Plan(found.columns, "", self.all_formats)
+
     def plan_for_foreign(self) -> Plan | None:
         """Returns the plan for rows of another engine's file, which may have any of the columns."""
         return self.plan(self._tag(generation) for generation, _ in self.history)

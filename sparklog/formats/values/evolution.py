@@ -9,13 +9,18 @@ Pure: no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from sparklog.formats.values import columns, ddl
-from sparklog.formats.values.columns import AVRO, ColumnSet
+from sparklog.formats.values.columns import AVRO, Column, ColumnSet
+from sparklog.formats.values.proposal import Proposal, ProposedColumn
+
+if TYPE_CHECKING:
+    from sparklog.formats.values.avro.schema import AvroSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,60 @@ def with_schema(known: ColumnSet | None, fields: Sequence[pa.Field]) -> Evolved:
             names.add(field.name.lower())
             leaves += _leaves(field.type)
     return Evolved(columns.with_fields(known, wanted, AVRO), left_out)
+
+
+def propose(
+    rows: Mapping[int, int],
+    schemas: Mapping[int, AvroSchema | str],
+    known: Sequence[Column],
+    records: int,
+) -> Proposal:
+    """Proposes columns for the fields of schemas that have none yet.
+
+    Args:
+        rows: the number of records with each schema.
+        schemas: those that are known.
+        known: all typed columns of the table; those that have been dropped are not proposed.
+        records: the number of records that were examined.
+    """
+    from sparklog.formats.values.avro.schema import fields_of
+
+    columns: dict[str, ProposedColumn] = {}
+    types = {each.field: each.type for each in known}
+    left_out: dict[str, None] = {}
+    names = {name.lower() for name in types}
+    for number, schema in sorted(schemas.items()):
+        if isinstance(schema, str):
+            left_out[f"schema {number}: {schema}"] = None
+            continue
+        found = fields_of(schema)
+        left_out |= dict.fromkeys(f"{path}: {reason}" for path, reason in found.left_out)
+        for field in found.fields:
+            kind = ddl.ddl_of(field.type)
+            if (other := types.get(field.name, kind)) != kind:
+                reason = f"it is {kind} in schema {number}, and its column {other}"
+                left_out[f"{field.name}: {reason}"] = None
+            elif field.name in columns:
+                before = columns[field.name]
+                columns[field.name] = replace(before, records=before.records + rows[number])
+            elif field.name not in types and ddl.is_usable(field.name):
+                if field.name.lower() in names:
+                    left_out[f"{field.name}: another field differs only in case"] = None
+                    continue
+                types[field.name] = kind
+                names.add(field.name.lower())
+                columns[field.name] = ProposedColumn(
+                    field=pa.field(field.name, field.type),
+                    records=rows[number],
+                    example=f"schema {number}",
+                )
+    return Proposal(
+        columns=[*columns.values()],
+        left_out=[*left_out],
+        records=records,
+        objects=sum(rows[each] for each in schemas),
+        known=[each.as_source_field for each in known if each.is_filled],
+    )
 
 
 def _leaves(kind: pa.DataType) -> int:
