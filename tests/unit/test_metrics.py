@@ -17,17 +17,19 @@ from sparklog import errors
 from sparklog.broker.counts import Budget, ListenerCounts, UpkeepCounts
 from sparklog.broker.groups.coordinator import Commit, Coordinator
 from sparklog.broker.log.publish_process import PublishProcess
+from sparklog.broker.log.schema_keeper import SchemaKeeper
 from sparklog.broker.metrics.bill import RecentBill
 from sparklog.broker.metrics.collection import LINES_AT_ONCE, Collector, FlushCounts, Pacer, Sources
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.broker.quotas import Quotas
+from sparklog.broker.schema_registry import SchemaRegistry
 from sparklog.clock import ManualClock
 from sparklog.listeners import Listener
 from sparklog.prices import prices_of
 from sparklog.security.quota import QuotaEntity, QuotaKey, QuotaTable
-from sparklog.settings import GroupSettings
+from sparklog.settings import GroupSettings, RegistrySettings
 from sparklog.storage.objects import (
     DelayedStore,
     Fault,
@@ -37,6 +39,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     usages,
 )
+from sparklog.storage.schema_texts import SchemaTexts
 from tests.support.acls import watch_of, without_acls
 from tests.support.brokers import START_US, Rig, publishing
 from tests.support.metrics import Values, parsed
@@ -128,6 +131,12 @@ def bench() -> Bench:
         clock=clock,
         certificate=Expiring(),
         quotas=Quotas(watch_of(rig.store, clock), clock=clock),
+        schemas=SchemaKeeper(
+            SchemaRegistry(RegistrySettings(url="http://127.0.0.1:1")),
+            SchemaTexts(rig.store),
+            rig.led_partitions,
+            clock=clock,
+        ),
         bill=RecentBill(
             functools.partial(usages, rig.store),
             prices_of("s3://bucket"),
