@@ -138,3 +138,45 @@ def test_the_error_comes_first() -> None:
         pa.field("a", pa.string()),
         pa.field("s", pa.struct([("x", pa.int32())])),
     ]
+
+
+def test_files_say_how_their_values_were_decoded() -> None:
+    """A rewrite decodes values in each of the ways in which its files were written, and a set of
+    Avro has a plan before its first column, so that schemas are found.
+    """
+    as_json = changed(None, "a STRING")
+    assert as_json is not None
+    assert as_json.formats == ()
+    as_avro = columns.with_fields(as_json, [], columns.AVRO)
+    assert as_avro is not None
+    assert (as_avro.format, as_avro.all_formats) == ("avro", ("json", "avro"))
+    first, second = as_json.plan(), as_avro.plan()
+    assert first is not None
+    assert second is not None
+    assert (first.formats, second.formats, names(second)) == (("json",), ("avro",), set())
+    merged = as_avro.plan([first.tag, second.tag])
+    assert merged is not None
+    assert (set(merged.formats), names(merged)) == ({"json", "avro"}, {"a"})
+    again = as_avro.plan([merged.tag])
+    assert again is not None
+    assert set(again.formats) == {"json", "avro"}
+    assert columns.decode(as_avro.encode()) == as_avro
+    back = columns.with_fields(as_avro, [])
+    assert back is not None
+    assert back.plan() is None
+
+
+@given(rows=st.dictionaries(st.integers(0, 2**32), st.integers(1, 10**9), max_size=50))
+def test_a_tag_names_the_rows_that_wait(rows: dict[int, int]) -> None:
+    """By schema, and those of further schemas together; the sets of columns stay readable."""
+    known = changed(None, "a STRING")
+    assert known is not None
+    plan = known.plan()
+    assert plan is not None
+    tag = columns.with_waiting(plan.tag, rows)
+    found = columns.waiting_of(tag)
+    assert found.rows == sum(rows.values())
+    assert found.by_schema == dict(sorted(rows.items())[: columns.WAITS_NAMED])
+    assert known.is_known(tag)
+    assert known.is_full(tag)
+    assert columns.waiting_of(plan.tag).rows == columns.waiting_of(None).rows == 0

@@ -56,6 +56,8 @@ COMMIT_MOST_SECONDS: Final = 600.0
 """The least time between two changes of a topic's columns, and what it grows to."""
 SCAN_SECONDS: Final = 10.0
 """The interval at which topics without columns are looked for."""
+_ASKED_AT_ONCE: Final = 50
+"""Requests for schemas in one pass, which takes at least a second if there are more."""
 _RETRY_FIRST_SECONDS: Final = 1.0
 _RETRY_MOST_SECONDS: Final = 30.0
 _REGISTRY: Final = "registry"
@@ -159,7 +161,7 @@ class SchemaKeeper:
             of_topic = self._topics.get(topic.topic_id)
             if of_topic is not None and of_topic.deadline is not None:
                 return None  # it has waited
-            if len(self._given_up) >= IDS_MAX:
+            if len(self._given_up) >= IDS_MAX or len(self._unknown) >= IDS_MAX:
                 return None
             return tuple(self._given_up | self._conflicts)
 
@@ -279,7 +281,7 @@ class SchemaKeeper:
         now = self._clock.monotonic()
         with self._lock:
             due = [each for each, at in self._unknown.items() if at <= now]
-            wanted = [*self._wanted, *due]
+            wanted = [*self._wanted, *due][:_ASKED_AT_ONCE]
         if not wanted or self._backoff.is_waiting(_REGISTRY):
             return
         for each in wanted:
