@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,12 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
+from sparklog.clock import SystemClock
+from sparklog.formats.values.registered import RegisteredSchema
 from sparklog.sources import dataframe
+from sparklog.storage.objects import open_store
+from sparklog.storage.schema_texts import SchemaTexts
+from tests.support.registry import framed, record, text
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
@@ -154,3 +160,24 @@ def test_refusals_say_what_to_do(
     """Before anything is read."""
     with pytest.raises(Exception, match=reason):
         source(spark, root, **options)
+
+
+def test_values_with_schemas_of_a_registry(spark: SparkSession, tmp_path: Path) -> None:
+    """Executors read the schemas in the root; records whose schema is not known there wait."""
+    schema = RegisteredSchema(schema=json.dumps(record("Order", "customer:string")))
+    values = [framed(1, text("alice")), framed(2, b"x"), b"{}", None]
+    with sparklog.connect(tmp_path) as log:
+        log.create_topic("t", 1, {"value.format": "avro", "value.schema": "customer STRING"})
+        with log.producer() as producer:
+            for value in values:
+                producer.send("t", value)
+        SchemaTexts(open_store(str(tmp_path))).put(1, schema, clock=SystemClock())
+        found = source(spark, tmp_path).orderBy("offset").select("customer", "_error").collect()
+        assert [row.customer for row in found] == ["alice", None, None, None]
+        assert [(row._error or "")[:14] for row in found] == [
+            "",
+            "value: waiting",
+            "value: does no",
+            "",
+        ]
+        assert log.read("t")["customer"].to_pylist() == ["alice", None, None, None]

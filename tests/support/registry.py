@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
+from sparklog.broker.http_client import Response
 from tests.support.issuer import send, web_server
 
 UNKNOWN_SCHEMA: Final = {"error_code": 40403, "message": "Schema not found"}
@@ -76,6 +77,14 @@ class FakeRegistry:
             found = self._found(path)
         status = 404 if isinstance(found, dict) and "error_code" in found else 200
         send(handler, json.dumps(found).encode(), status)
+
+    def get(self, url: str) -> Response:
+        """Returns the response to a GET request, without a server."""
+        path = urlsplit(url).path
+        self.requests.append(path)
+        found = self._found(path)
+        is_error = isinstance(found, dict) and "error_code" in found
+        return Response(404 if is_error else 200, json.dumps(found).encode())
 
     def _posted(self, path: str, body: dict[str, Any]) -> Any:
         match _parts(path):

@@ -23,8 +23,11 @@ from sparklog.broker.log.publish_worker import (
     decode_request,
     encode,
 )
+from sparklog.broker.log.schema_keeper import SchemaKeeper
+from sparklog.broker.schema_registry import SchemaRegistry
 from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AppendStaged
+from sparklog.settings import RegistrySettings
 from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
@@ -34,11 +37,13 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.faults import Operation
+from sparklog.storage.schema_texts import SchemaTexts
 from sparklog.storage.staging.manifest import Manifest, Section
 from sparklog.storage.staging.manifest import write as write_manifest
 from sparklog.storage.table.changes import describe_change
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, flip, paths, publishing, rows_of_table
+from tests.support.registry import FakeRegistry, double, framed, record
 from tests.support.tables import table_file
 
 TOPICS = ("t", "u", "v")
@@ -514,3 +519,30 @@ def test_answers_have_the_statistics_of_files() -> None:
     file = dataclasses.replace(table_file(ManualClock(), 0, 0, 1), statistics="{}")
     answer = decode_answer(encode(Answer(files=[[[file]]]))[_LENGTH_BYTES:])
     assert answer.files[0][0][0].statistics == "{}"
+
+
+def test_the_process_waits_for_schemas(rig: Rig) -> None:
+    """It writes no file for records that wait for one, and reads it in the root afterwards."""
+    workers = Workers(rig)
+    known = FakeRegistry()
+    keeper = SchemaKeeper(
+        SchemaRegistry(RegistrySettings(url="http://registry"), get=known.get),
+        SchemaTexts(rig.store),
+        rig.led_partitions,
+        clock=rig.clock,
+    )
+    rig.publisher.schemas = keeper
+    topic = rig.led_partitions.topic("t")
+    config = {"value.format": "avro"}
+    topic.table.commit(lambda before: describe_change(before, before.partitions, config))
+    rig.led_partitions.set_config(topic, config)
+    known.register("t-value", record("T", "amount:double"))
+    rig.append([framed(1, double(1.5))], topic="t")
+    assert publish(rig) == [None] * 3
+    assert not any(topic.table.snapshot.files)
+    keeper.work()
+    assert publish(rig) == [None] * 3
+    files = topic.table.snapshot.files[0]
+    data = rig.store.get(f"topics/t/{files[0].path}")
+    assert pq.read_table(pa.BufferReader(data))["amount"].to_pylist() == [1.5]
+    assert workers.all[0].asked.count(WriteTogether) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from typing import Any
 
 import pytest
@@ -48,11 +47,7 @@ class World:
     def _get(self, url: str) -> Response:
         if self.is_down:
             raise ConnectionRefusedError("refused")
-        path = url.removeprefix("http://registry")
-        self.known.requests.append(path)
-        found = self.known._found(path)
-        is_error = isinstance(found, dict) and "error_code" in found
-        return Response(404 if is_error else 200, json.dumps(found).encode())
+        return self.known.get(url)
 
     @property
     def topic(self) -> Topic:

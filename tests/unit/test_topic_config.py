@@ -309,3 +309,33 @@ def test_an_interval_is_a_small_part_of_the_time_until_records_are_removed(
     """Promise: retention and key compaction, which see the table alone, are not held up by it."""
     found = topic_config.publish_interval_seconds(config, usual_seconds=usual_seconds)
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "refused"),
+    [
+        ({"value.evolve": "add"}, "value.evolve"),
+        ({"value.format": "json", "value.wait.ms": "10"}, "value.wait.ms"),
+        ({"value.format": "avro", "value.wait.ms": "60001"}, "value.wait.ms"),
+        ({"value.format": "avro", "value.schema": "subjects"}, "value.schema"),
+        ({"value.format": "json", "value.schema": "subject"}, "value.schema"),
+    ],
+)
+def test_keys_of_registries_need_avro(config: dict[str, str], refused: str) -> None:
+    """Each refusal names the key."""
+    with pytest.raises(errors.BadOption) as error:
+        topic_config.check(config)
+    assert error.value.option == refused
+
+
+def test_subjects_of_avro_topics() -> None:
+    """As Confluent's serializers name them, unless the topic names one; DDL names none."""
+    avro = {"value.format": "avro"}
+    for schema, subject in (("", "t-value"), ("subject", "t-value"), ("subject:a:b", "a:b")):
+        config = topic_config.check(avro | ({"value.schema": schema} if schema else {}))
+        assert topic_config.has_subject(config)
+        assert topic_config.subject_of(config, "t") == subject
+    given = topic_config.check(avro | {"value.schema": "subject STRING"})
+    assert not topic_config.has_subject(given)
+    assert not topic_config.adds_columns(topic_config.check(avro | {"value.evolve": "propose"}))
+    assert topic_config.adds_columns(avro)

@@ -87,7 +87,10 @@ TEMPORARY_KEPT_SECONDS = 3600.0  # longer than any put takes
 
 _ALL: Final = Duties()
 _log = structlog.get_logger("sparklog.janitor")
-_FOLDERS: Final = ("heartbeats", "meta", "security", manifest.FOLDER, "topics", "wal")
+_FOLDERS: Final = (
+    *("heartbeats", "meta", "schemas", "security"),
+    *(manifest.FOLDER, "topics", "wal"),
+)
 """The folders with frequent puts. Other folders of a root may belong to other programs."""
 
 
