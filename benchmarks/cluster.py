@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -28,6 +26,7 @@ import sparklog
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaCluster
 from benchmarks.progress import doing
+from benchmarks.store_process import ROOT, StoreProcess
 from benchmarks.wide.measures import lags, result_of, start_load
 from sparklog.bench.broker import BrokerProcess, FreshRoot, free_address
 from sparklog.bench.report import BenchOptions, Measurement
@@ -166,21 +165,11 @@ class _BrokersOnStore(_Brokers):
     """
 
     def __init__(self, _folder: Path) -> None:
-        self._address = free_address()
-        settings = {
-            "SPARKLOG_STORAGE_AWS_ENDPOINT": f"http://{self._address}",
-            "SPARKLOG_STORAGE_AWS_ACCESS_KEY_ID": "none",
-            "SPARKLOG_STORAGE_AWS_SECRET_ACCESS_KEY": "none",
-            "SPARKLOG_STORAGE_AWS_REGION": "us-east-1",
-            "SPARKLOG_STORAGE_ALLOW_HTTP": "true",
-        }
-        super().__init__("s3://bench/log", have_hosts=True, settings=settings)
+        self._store = StoreProcess(_STORE_MILLISECONDS)
+        super().__init__(ROOT, have_hosts=True, settings=self._store.environment())
 
     def __enter__(self) -> Self:
-        port = self._address.rpartition(":")[2]
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.s3_server", port, str(_STORE_MILLISECONDS)]
-        )
+        self._store.__enter__()
         try:
             return super().__enter__()
         except BaseException:
@@ -191,8 +180,7 @@ class _BrokersOnStore(_Brokers):
         try:
             super().__exit__(*error)
         finally:
-            self._server.kill()
-            self._server.wait()
+            self._store.__exit__()
 
 
 class _Writer:

@@ -17,7 +17,7 @@ from benchmarks.kafka.quota import quota
 from benchmarks.kafka.tls import tls
 from benchmarks.mirror import mirror
 from benchmarks.oauth import oauth
-from benchmarks.spark import age, bulk, stream
+from benchmarks.spark import age, bucket, bulk, stream
 from benchmarks.typed import typed
 from benchmarks.wide import measures as wide
 from sparklog.bench.command import Measure
@@ -41,6 +41,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-many-partitions": reads.many,
     "spark-bulk": bulk.bulk,
     "spark-stream": stream.stream,
+    "spark-bucket": bucket.bucket,
     "spark-age": age.age,
     "json-values": json_values,
     "typed": typed,

@@ -3,6 +3,9 @@
 `python -m benchmarks.s3_server PORT MILLISECONDS`. It supports the requests of brokers: conditional
 puts, ranges, listings and batch deletions. It does not check signatures, so it listens on loopback
 only. Moto's server handles one request at a time, and would be too slow for three brokers.
+
+It counts the requests of each client, by the kinds that stores bill: `GET /counts` returns them as
+JSON, by the name of the client (its `User-Agent`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import bisect
 import hashlib
 import re
 import sys
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from time import gmtime, strftime, time
@@ -22,10 +26,12 @@ from xml.sax.saxutils import escape
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+COUNTS_PATH: Final = "/counts"
 _PAGE: Final = 1_000
+_KINDS: Final = {"PUT": "puts", "GET": "reads", "HEAD": "reads", "DELETE": "deletes"}
 _RANGE: Final = re.compile(r"bytes=(\d+)-(\d*)")
 
 
@@ -81,15 +87,25 @@ class S3Server:
     def __init__(self, delay_seconds: float) -> None:
         self._delay_seconds = delay_seconds
         self._bucket = _Bucket()
+        self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """Requests by client and kind."""
         self.app = Starlette(
             routes=[
+                Route(COUNTS_PATH, self._counted, methods=["GET"]),
                 Route("/{bucket}", self._of_bucket, methods=["GET", "POST"]),
                 Route("/{bucket}/{key:path}", self._of_object, methods=["PUT", "GET", "DELETE"]),
             ]
         )
 
+    async def _counted(self, _request: Request) -> Response:
+        return JSONResponse(self._counts)
+
+    def _count(self, request: Request, kind: str) -> None:
+        self._counts[request.headers.get("user-agent", "")][kind] += 1
+
     async def _of_bucket(self, request: Request) -> Response:
         body = await request.body()
+        self._count(request, "deletes" if request.method == "POST" else "lists")
         await asyncio.sleep(self._delay_seconds)
         if request.method == "POST":  # a batch deletion, the only POST that brokers send
             tags = ET.fromstring(body).iter()
@@ -123,6 +139,7 @@ class S3Server:
 
     async def _of_object(self, request: Request) -> Response:
         key, body = request.path_params["key"], await request.body()
+        self._count(request, _KINDS[request.method])
         await asyncio.sleep(self._delay_seconds)
         found = self._bucket.objects.get(key)
         if request.method == "PUT":

@@ -41,7 +41,7 @@ def _broker(options: BenchOptions) -> Iterator[BrokerProcess]:
         yield broker
 
 
-def _create(broker: BrokerProcess, names: Sequence[str], partitions: int) -> float:
+def create_topics(broker: BrokerProcess, names: Sequence[str], partitions: int) -> float:
     """Creates topics with one request, and returns the seconds it took."""
     admin = AdminClient({"bootstrap.servers": broker.kafka_address})
     admin.list_topics(timeout=10)
@@ -122,8 +122,8 @@ def _loaded(
     lag_seconds: float,
 ) -> Iterator[Measurement]:
     with doing(what), _broker(options) as broker:
-        _create(broker, ["probe"], 4)
-        _create(broker, names, count)
+        create_topics(broker, ["probe"], 4)
+        create_topics(broker, names, count)
         usage = _Usage(broker)
         load = start_load(
             broker.kafka_address,
@@ -205,7 +205,7 @@ def lags(root: Path, topic: str) -> Any:
 def create(options: BenchOptions) -> Iterator[Measurement]:
     """Creates 1,000 topics with one request, and 1,000 one at a time with the native client."""
     with doing("1,000 topics"), _broker(options) as broker:
-        seconds = _create(broker, [f"a-{number}" for number in range(1_000)], 4)
+        seconds = create_topics(broker, [f"a-{number}" for number in range(1_000)], 4)
         yield _most("creating 1,000 topics by one request", seconds, 4.0)
         log = broker.connect()
         began = time.perf_counter()
@@ -218,8 +218,8 @@ def create(options: BenchOptions) -> Iterator[Measurement]:
 def idle(options: BenchOptions) -> Iterator[Measurement]:
     """Measures a start with 2,000 topics, and their cost while idle."""
     with doing(f"{_IDLE_TOPICS} topics"), _broker(options) as broker:
-        _create(broker, [f"a-{number}" for number in range(_IDLE_TOPICS // 2)], 4)
-        _create(broker, [f"b-{number}" for number in range(_IDLE_TOPICS // 2)], 4)
+        create_topics(broker, [f"a-{number}" for number in range(_IDLE_TOPICS // 2)], 4)
+        create_topics(broker, [f"b-{number}" for number in range(_IDLE_TOPICS // 2)], 4)
         broker.stop()
         began = time.perf_counter()
         broker.start()

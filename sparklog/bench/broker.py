@@ -69,7 +69,7 @@ class BrokerProcess:
         try:
             return self._served()
         except BaseException:
-            self._process.kill()
+            self.kill()
             raise
 
     def _served(self) -> Self:
@@ -79,7 +79,8 @@ class BrokerProcess:
         line = self._process.stdout.readline()
         found = self._live()
         if not line or found is None:
-            raise RuntimeError(f"the broker did not start: exit {self._process.poll()}")
+            code = self._process.poll() if line else self._process.wait()
+            raise RuntimeError(f"the broker did not start: exit {code}")
         self.address = found[1]
         match = re.search(rb"Kafka at ([^ ,]+)", line)
         self.kafka_address = match[1].decode() if match else ""
