@@ -127,6 +127,12 @@ MODES: Final = (
         minutes=30,
     ),
     Mode(
+        name="stores",
+        about="the contract of object stores on the servers that are installed, and a kill on each",
+        command=_marked("stores"),
+        minutes=10,
+    ),
+    Mode(
         name="limits",
         about="hostile clients on a quiet machine, memory bounds, and a year of publishing",
         command=_marked("limits"),

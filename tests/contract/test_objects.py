@@ -1,17 +1,23 @@
-"""One contract for every store: a folder, memory, and a bucket on moto's S3 server."""
+"""One contract for every store: a folder, memory, and a bucket on moto's S3 server.
+
+As long tests, the same contract runs on buckets of other servers, where they are installed
+(`tests.support.object_servers`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -35,29 +41,58 @@ from sparklog.storage.objects import (
     open_store,
     usages,
 )
+from tests.support.object_servers import SERVERS, Served, running, s3_client
 from tests.support.s3 import s3_server
 
 BUCKET = "sparklog-contract"
 
 
+_BUCKETS: Final = (
+    "moto",
+    *(
+        pytest.param(name, marks=pytest.mark.soak(mode="stores"))
+        for name, server in SERVERS.items()
+        if server.is_exclusive
+    ),
+)
+
+
 @pytest.fixture(scope="session")
-def s3_options() -> Iterator[dict[str, str]]:
-    """The options that open a bucket on a server of this machine."""
-    with s3_server(BUCKET) as options:
-        yield options
+def served() -> Iterator[Callable[[str], Served]]:
+    """The bucket of a server, by its name. Starts the server at its first use."""
+    with contextlib.ExitStack() as running_servers:
+
+        @functools.cache
+        def bucket(name: str) -> Served:
+            if name == "moto":
+                options = running_servers.enter_context(s3_server(BUCKET))
+                return Served(uri=f"s3://{BUCKET}", options=options)
+            return running_servers.enter_context(running(SERVERS[name], BUCKET))
+
+        yield bucket
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest, served: Callable[[str], Served]) -> Served:
+    """An empty folder of a bucket. By default on moto's server."""
+    found = served(getattr(request, "param", "moto"))
+    return replace(found, uri=f"{found.uri}/{uuid.uuid4().hex}")
+
+
+on_buckets = pytest.mark.parametrize("bucket", _BUCKETS, indirect=True)
+
+
+@pytest.fixture(params=["local", "memory", *_BUCKETS])
+def store(request: pytest.FixtureRequest, tmp_path: Path, served: Callable[[str], Served]) -> Store:
     """An empty store of each kind."""
     match request.param:
         case "local":
             return LocalStore(tmp_path / "root")
         case "memory":
             return MemoryStore(ManualClock())
-        case _:
-            options = request.getfixturevalue("s3_options")
-            return open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}", options)
+        case name:
+            found = served(name)
+            return open_store(f"{found.uri}/{uuid.uuid4().hex}", found.options)
 
 
 def names(store: Store, folder: str, after: str = "") -> list[str]:
@@ -274,25 +309,24 @@ def test_open_reads_parquet(store: Store) -> None:
     assert group.equals(table.select(["offset"]).slice(10_000, 5_000))
 
 
-def test_open_by_ranges_asks_little(s3_options: dict[str, str]) -> None:
+@on_buckets
+def test_open_by_ranges_asks_little(bucket: Served) -> None:
     """Over a bucket, a row group of a Parquet file takes few requests, and less than the file."""
     sink = pa.BufferOutputStream()
     table = pa.table({"a": pa.array(range(400_000), pa.int64()), "b": range(400_000)})
     pq.write_table(table, sink, row_group_size=20_000, use_dictionary=False, compression="none")
-    bucket = DelayedStore(open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}", s3_options), 0.0)
-    bucket.put_new("f", sink.getvalue())
-    with bucket.open("f") as file:
+    store = DelayedStore(open_store(bucket.uri, bucket.options), 0.0)
+    store.put_new("f", sink.getvalue())
+    with store.open("f") as file:
         assert pq.ParquetFile(file).read_row_group(7, columns=["a"]).num_rows == 20_000
-    assert bucket.requests == {"put_new": 1, "stat": 1, "get_range": 2}
+    assert store.requests == {"put_new": 1, "stat": 1, "get_range": 2}
 
 
-def test_a_bucket_counts_what_it_bills(
-    s3_options: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_counts_what_it_bills(bucket: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page of a listing is a request, bytes count both ways, and each view counts its own."""
     monkeypatch.setattr("sparklog.storage.objects.remote._PAGE", 2)
-    bucket = open_store(f"s3://{BUCKET}/{uuid.uuid4().hex}", s3_options)
-    log, reads = counted(bucket, Purpose.LOG), counted(bucket, Purpose.READS)
+    store = open_store(bucket.uri, bucket.options)
+    log, reads = counted(store, Purpose.LOG), counted(store, Purpose.READS)
     for number in range(5):
         log.put_new(f"f/{number}", [b"ab", b"cde"])
     log.put("f/0", b"a")
@@ -301,7 +335,7 @@ def test_a_bucket_counts_what_it_bills(
     assert [len(reads.list_after("f")), len(reads.list_after("f", "1"))] == [5, 3]
     assert [len(list(reads.walk("f"))), len(list(reads.walk("none")))] == [5, 0]
     assert reads.folders("") == ["f"]
-    found = usages(bucket)
+    found = usages(store)
     assert found[Purpose.LOG] == Usage(Counter(put_new=5, put=1), written_bytes=26)
     expected = Counter(get=1, get_range=1, list_after=3 + 2, walk=3 + 1, folders=1)
     assert found[Purpose.READS] == Usage(expected, read_bytes=7)
@@ -310,13 +344,14 @@ def test_a_bucket_counts_what_it_bills(
 
 
 def test_stat(store: Store) -> None:
-    """A stat has path and size, and the time that a listing has."""
+    """A stat has path and size, and the time that a listing has, or its whole second."""
     before_us = time.time_ns() // 1_000
     store.put_new("a/b", b"12345")
     after_us = time.time_ns() // 1_000
     found = store.stat("a/b")
     assert (found.name, found.size_bytes) == ("a/b", 5)
-    assert store.list_after("a")[0].modified_us == found.modified_us
+    listed_us = store.list_after("a")[0].modified_us
+    assert found.modified_us in (listed_us, listed_us // 1_000_000 * 1_000_000)
     if not isinstance(store, MemoryStore):  # which has a clock of its own
         assert before_us - 1_100_000 <= found.modified_us <= after_us + 100_000
 
@@ -640,12 +675,14 @@ def test_claims_race(store: Store) -> None:
 # ------------------------------------------------------------------------------ opening
 
 
-def test_open_store_takes_its_own_uri(store: Store, request: pytest.FixtureRequest) -> None:
+def test_open_store_takes_its_own_uri(
+    store: Store, request: pytest.FixtureRequest, served: Callable[[str], Served]
+) -> None:
     """A store's URI opens the same root again."""
     store.put_new("a", b"here")
     options = None
-    if store.uri.startswith("s3:"):
-        options = request.getfixturevalue("s3_options")
+    if not isinstance(store, LocalStore | MemoryStore):
+        options = served(request.node.callspec.params["store"]).options
     again = open_store(store.uri, options)
     assert (again.uri, type(again), again.is_local) == (store.uri, type(store), store.is_local)
     if not isinstance(store, MemoryStore):  # one that was made by hand has no place
@@ -749,20 +786,13 @@ def test_a_location_with_foreign_objects_is_no_new_root(store: Store) -> None:
 
 
 def test_markers_and_neighbours_do_not_prevent_a_new_root(
-    s3_options: dict[str, str],
+    served: Callable[[str], Served],
 ) -> None:
     """Empty folder markers, and objects whose prefix only begins alike, are ignored."""
-    prefix = uuid.uuid4().hex
-    bucket = open_store(f"s3://{BUCKET}", s3_options)
-    bucket.put_new(f"{prefix}-of-others/x", b"theirs")
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3_options["aws_endpoint"],
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-        region_name="us-east-1",
-    )
+    found, prefix = served("moto"), uuid.uuid4().hex
+    open_store(found.uri, found.options).put_new(f"{prefix}-of-others/x", b"theirs")
+    client = s3_client(found.options)
     for marker in (f"{prefix}/", f"{prefix}/topics/"):
         client.put_object(Bucket=BUCKET, Key=marker, Body=b"")
-    store = open_store(f"s3://{BUCKET}/{prefix}", s3_options)
+    store = open_store(f"{found.uri}/{prefix}", found.options)
     open_cluster(store, clock=ManualClock(), create=True)

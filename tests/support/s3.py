@@ -6,9 +6,10 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-import boto3
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
+
+from tests.support.object_servers import s3_bucket
 
 
 @contextlib.contextmanager
@@ -22,22 +23,8 @@ def s3_server(bucket: str) -> Iterator[dict[str, str]]:
     server = make_server("127.0.0.1", 0, app, threaded=False)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    options = {
-        "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
-        "aws_access_key_id": "test",
-        "aws_secret_access_key": "test",
-        "aws_region": "us-east-1",
-        "allow_http": "true",
-    }
     try:
-        boto3.client(
-            "s3",
-            endpoint_url=options["aws_endpoint"],
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            region_name="us-east-1",
-        ).create_bucket(Bucket=bucket)
-        yield options
+        yield dict(s3_bucket(f"127.0.0.1:{server.server_port}", bucket).options)
     finally:
         server.shutdown()
         thread.join()

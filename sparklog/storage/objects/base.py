@@ -85,7 +85,10 @@ class Stat:
     name: str
     size_bytes: int
     modified_us: int
-    """By the store's clock, in µs since the Unix epoch; some stores round to whole seconds."""
+    """By the store's clock, in µs since the Unix epoch.
+
+    Some stores round to whole seconds, and others only in `stat`.
+    """
 
 
 class Store(Protocol):
