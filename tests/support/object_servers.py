@@ -124,15 +124,6 @@ SERVERS: Final = {
             },
         ),
         ObjectServer(
-            name="s3s-fs",
-            scheme="s3",
-            program="s3s-fs",
-            command=lambda port, data: (
-                *("--host", "127.0.0.1", "--port", str(port)),
-                *("--access-key", _KEY, "--secret-key", _KEY, str(data)),
-            ),
-        ),
-        ObjectServer(
             name="gofakes3",
             scheme="s3",
             program="gofakes3",
