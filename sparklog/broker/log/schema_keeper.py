@@ -135,6 +135,8 @@ class SchemaKeeper:
         self._compared: OrderedDict[int, float] = OrderedDict()
         """When the texts that are in use were last compared (monotonic)."""
         self._conflicts: set[int] = set()
+        self._has_loop = False
+        """True once the loop that decodes Avro has been loaded."""
         self._has_marks = False
         """True once those are known that other brokers have found."""
         self._backoff = RetrySchedule(
@@ -276,6 +278,17 @@ class SchemaKeeper:
         self._end_waits()
         self._scan()
         self._evolve_all()
+        if self._compared and not self._has_loop:
+            self._load_loop()
+
+    def _load_loop(self) -> None:
+        """Loads the loop that decodes Avro, so that no publication has to compile it."""
+        from sparklog.formats.values.avro import loops  # topics without Avro do without it
+
+        self._has_loop = True
+        unsaved = loops.load()
+        if unsaved is not None:
+            _log.warning("compiled loops for Avro could not be saved", reason=str(unsaved))
 
     def _ask_all(self) -> None:
         now = self._clock.monotonic()
