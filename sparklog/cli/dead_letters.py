@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog import errors, limits
-from sparklog.client.schemas import BrokerSchemas
 from sparklog.display import counted
 from sparklog.terminal.options import (
     BootstrapOption,
@@ -99,6 +98,8 @@ class _Copier:
     producer: Producer
 
     def __init__(self, log: Log, topic: str, to: str) -> None:
+        from sparklog.client.schemas import BrokerSchemas  # it loads pyarrow
+
         self._log = log
         self._topic = topic
         self._to = to
