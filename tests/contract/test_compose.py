@@ -45,7 +45,7 @@ _HOST: Final = "TEST_HOST_NAME"
 def settings_of(monkeypatch: pytest.MonkeyPatch, name: str) -> BrokerSettings:
     """The settings of a broker in its container."""
     service = containers.brokers()[name]
-    monkeypatch.setattr("sparklog.settings.socket.gethostname", lambda: service["hostname"])
+    monkeypatch.setattr("sparklog.settings.loading.socket.gethostname", lambda: service["hostname"])
     return load_settings(None, containers.environment() | service["environment"], {})
 
 

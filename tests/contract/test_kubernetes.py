@@ -24,7 +24,9 @@ def settings_of(
     monkeypatch: pytest.MonkeyPatch, ordinal: int, *, zone: str = "eu-1a", **more: str
 ) -> BrokerSettings:
     """The settings of a broker in the pod with that ordinal."""
-    monkeypatch.setattr("sparklog.settings.socket.gethostname", lambda: f"sparklog-{ordinal}")
+    monkeypatch.setattr(
+        "sparklog.settings.loading.socket.gethostname", lambda: f"sparklog-{ordinal}"
+    )
     given = containers.environment_of(ordinal, namespace=NAMESPACE, zone=zone)
     return load_settings(None, given | more, {})
 

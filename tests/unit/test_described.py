@@ -6,7 +6,8 @@ from sparklog import listeners
 from sparklog.broker.described import ConfigSource, broker_entries, topic_entries
 from sparklog.formats.config_rules import ConfigType
 from sparklog.formats.topic_config import KEYS, OWN_KEYS
-from sparklog.settings import BrokerSettings, TopicSettings, WriterSettings, _known_keys
+from sparklog.settings import BrokerSettings, TopicSettings, WriterSettings
+from sparklog.settings.loading import _known_keys
 
 LISTENER = "broker.example:9092"
 

@@ -378,7 +378,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> 
 
 def named(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """Gives this machine that host name."""
-    monkeypatch.setattr("sparklog.settings.socket.gethostname", lambda: host)
+    monkeypatch.setattr("sparklog.settings.loading.socket.gethostname", lambda: host)
 
 
 @pytest.mark.parametrize(
