@@ -6,6 +6,7 @@ of every panel that can apply: there are no JVM, no containers and no KRaft quor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -26,6 +27,7 @@ from sparklog.formats import flight_messages
 from sparklog.settings import load_settings
 from tests.support import golang
 from tests.support.certificates import Authority
+from tests.support.registry import registry
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.xdist_group("promql")]
 OPERATIONS: Final = Path(__file__).parents[2] / "docs" / "operations"
@@ -137,7 +139,7 @@ def alerts() -> list[dict[str, Any]]:
 
 def watched(rule: dict[str, Any]) -> str:
     """The expression of a rule without its threshold, which nothing exceeds here."""
-    expression = re.sub(r" (?:[<>]|unless) (?:[\d.e]+|(?:max|group) by .*)$", "", rule["expr"])
+    expression = re.sub(r" (?:[<>]|==|unless) (?:[\d.e]+|(?:max|group) by .*)$", "", rule["expr"])
     expression = re.sub(r"absent\((.*)\)", r"\1", expression)
     return re.sub(r'error=~"[^"]*"', 'error!=""', expression)
 
@@ -194,14 +196,16 @@ def engine(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     root = tmp_path_factory.mktemp("root")
     authority = Authority(tmp_path_factory.mktemp("ca"))
     certificate, key = authority.sign("broker")
-    settings = load_settings(
-        None,
-        {},
-        {"root": str(root), "flight.listen": "127.0.0.1:0", "kafka.listen": "SSL://127.0.0.1:0",
-         "metrics.listen": "127.0.0.1:0", "tls.certificate": certificate, "tls.key": key},
-    )  # fmt: skip
     scrapes: list[dict[str, Any]] = []
-    with Agent(settings) as agent:
+    with contextlib.ExitStack() as stack:
+        settings = load_settings(
+            None,
+            {},
+            {"root": str(root), "flight.listen": "127.0.0.1:0", "kafka.listen": "SSL://127.0.0.1:0",
+             "metrics.listen": "127.0.0.1:0", "tls.certificate": certificate, "tls.key": key,
+             "registry.url": stack.enter_context(registry()).url},
+        )  # fmt: skip
+        agent = stack.enter_context(Agent(settings))
         broker = agent.parts.broker
         assert broker is not None
         for topic in ("t", "u"):

@@ -135,8 +135,12 @@ class SchemaKeeper:
         self._compared: OrderedDict[int, float] = OrderedDict()
         """When the texts that are in use were last compared (monotonic)."""
         self._conflicts: set[int] = set()
-        self._has_loop = False
-        """True once the loop that decodes Avro has been loaded."""
+        self._loader: threading.Thread | None = None
+        """Loads the loop that decodes Avro; to be started once there is a schema.
+
+        The first time on a machine takes so long that neither this thread nor a publication may
+        wait for it.
+        """
         self._has_marks = False
         """True once those are known that other brokers have found."""
         self._backoff = RetrySchedule(
@@ -258,6 +262,7 @@ class SchemaKeeper:
 
     def follow(self, loops: Loops) -> None:
         """Starts the thread."""
+        self._loader = threading.Thread(target=_load_loop, name="sparklog-avro-loop")
 
         def repeat() -> None:
             loops.repeat("reading schemas", lambda: self.pause_seconds, self.work, wake=self.wake)
@@ -278,17 +283,9 @@ class SchemaKeeper:
         self._end_waits()
         self._scan()
         self._evolve_all()
-        if self._compared and not self._has_loop:
-            self._load_loop()
-
-    def _load_loop(self) -> None:
-        """Loads the loop that decodes Avro, so that no publication has to compile it."""
-        from sparklog.formats.values.avro import loops  # topics without Avro do without it
-
-        self._has_loop = True
-        unsaved = loops.load()
-        if unsaved is not None:
-            _log.warning("compiled loops for Avro could not be saved", reason=str(unsaved))
+        if self._compared and self._loader is not None:
+            self._loader.start()
+            self._loader = None
 
     def _ask_all(self) -> None:
         now = self._clock.monotonic()
@@ -592,3 +589,11 @@ def _rule_of(topic: Topic) -> str:
     if topic_config.adds_columns(config) or (is_first and topic_config.has_subject(config)):
         return topic_config.subject_of(config, topic.name)
     return ""
+
+
+def _load_loop() -> None:
+    from sparklog.formats.values.avro import loops  # topics without Avro do without it
+
+    unsaved = loops.load()
+    if unsaved is not None:
+        _log.warning("compiled loops for Avro could not be saved", reason=str(unsaved))
