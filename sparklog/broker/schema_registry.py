@@ -69,6 +69,12 @@ class _Error(msgspec.Struct):
     message: str = ""
 
 
+# Before several threads decode: see `flight_messages`.
+_schema_decoder: Final = msgspec.json.Decoder(_Schema)
+_subjects_decoder: Final = msgspec.json.Decoder(list[_Subject])
+_error_decoder: Final = msgspec.json.Decoder(_Error)
+
+
 class SchemaRegistry:
     """A registry at an address. Every call raises `RegistryUnavailable`."""
 
@@ -84,7 +90,7 @@ class SchemaRegistry:
 
     def schema(self, schema_id: int) -> RegisteredSchema | None:
         """Returns the schema with an id; None if the registry has none."""
-        found = self._ask(f"schemas/ids/{schema_id}", _Schema)
+        found = self._ask(f"schemas/ids/{schema_id}", _schema_decoder)
         return None if found is None else self._whole(found)
 
     def subjects(self, schema_id: int) -> frozenset[str] | None:
@@ -92,12 +98,12 @@ class SchemaRegistry:
 
         Registries before Confluent 5.5 cannot say.
         """
-        found = self._ask(f"schemas/ids/{schema_id}/versions", list[_Subject])
+        found = self._ask(f"schemas/ids/{schema_id}/versions", _subjects_decoder)
         return None if found is None else frozenset(each.subject for each in found)
 
     def latest(self, subject: str) -> SubjectVersion | None:
         """Returns the latest version of a subject; None if there is none."""
-        found = self._ask(f"subjects/{quote(subject, safe='')}/versions/latest", _Schema)
+        found = self._ask(f"subjects/{quote(subject, safe='')}/versions/latest", _schema_decoder)
         return None if found is None else SubjectVersion(found.id, self._whole(found))
 
     # -------------------------------------------------------------------------- references
@@ -120,7 +126,7 @@ class SchemaRegistry:
             if key in texts:
                 continue
             path = f"subjects/{quote(each.subject, safe='')}/versions/{each.version}"
-            inner = self._ask(path, _Schema)
+            inner = self._ask(path, _schema_decoder)
             if inner is None or level == _LEVELS_MAX:
                 why = "does not exist" if inner is None else f"is at level {level} of references"
                 raise self._unusable(f"version {each.version} of {each.subject} {why}")
@@ -131,7 +137,7 @@ class SchemaRegistry:
 
     # -------------------------------------------------------------------------- requests
 
-    def _ask(self, path: str, kind: Any) -> Any:
+    def _ask(self, path: str, decoder: msgspec.json.Decoder[Any]) -> Any:
         """Returns the decoded answer; None if the registry says that there is none."""
         self.requests += 1
         try:
@@ -146,7 +152,7 @@ class SchemaRegistry:
                 raise ValueError(f"it refuses the credentials ({response.status})")
             if response.status != http.HTTPStatus.OK:
                 raise ValueError(f"it answers {response.status}; redirects are not followed")
-            return msgspec.json.decode(response.body, type=kind)
+            return decoder.decode(response.body)
         except http_client.FAILURES as error:  # msgspec's errors are ValueErrors
             reason = getattr(error, "strerror", None) or str(error) or repr(error)
             raise self._unusable(reason) from None
@@ -190,6 +196,6 @@ def _secret(path: str) -> bytes:
 
 def _is_unknown(body: bytes) -> bool:
     try:
-        return msgspec.json.decode(body, type=_Error).error_code in _UNKNOWN
+        return _error_decoder.decode(body).error_code in _UNKNOWN
     except msgspec.MsgspecError:
         return False

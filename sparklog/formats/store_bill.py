@@ -1,4 +1,4 @@
-"""What brokers' requests to an object store cost, by purpose, as brokers send it to clients."""
+"""The requests of brokers to an object store and their cost, as brokers send them to clients."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Bounds:
             return Allowance(self.puts_per_second * put_budget.LOG_SHARE, log_puts)
         # Those saved, the debt of a turn, and one turn of each topic, put late.
         table_puts = self._rate * _SAVED_SECONDS + (1 + self.topics) * self.turn
-        # What tables may put is what the log leaves.
+        # Tables may put as much as the log leaves.
         return Allowance(self._rate, table_puts + (log_puts if kind == "both" else 0))
 
 

@@ -124,7 +124,7 @@ def test_a_refusal_ends_when_its_partition_has_moved(
     (file,) = topic.table.snapshot.files[bad]
     store.delete([data_path("t", file)])
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **_options: object) -> None:
         raise errors.MissingObject(path="wal", reason="it is damaged, too")
 
     with monkeypatch.context() as patched:
