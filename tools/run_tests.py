@@ -277,12 +277,15 @@ def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
     """Runs the groups concurrently. Returns the exit code."""
     began, cpu_before = time.monotonic(), machine_cpu_seconds()
     before = slowness(budgets.loop_seconds)
+    spark, loops = _prepare("spark"), _prepare("loops")
+    loops.wait()
     runs = [Run(group, group.selected([]), options) for group in budgets.groups]
     try:
         watch(runs)
     finally:
         for run in runs:
             run.end()
+        spark.wait()
     for run in runs:
         print(run.log.read_text(errors="replace"))
     merge((run.junit for run in runs if run.junit.exists()), RESULTS / _JUNIT)
@@ -302,6 +305,13 @@ def run_all(budgets: Budgets, options: Sequence[str], *, is_whole: bool) -> int:
     if not cases:
         return _NO_TESTS
     return 1 if over or not all(run.is_good for run in runs) else 0
+
+
+def _prepare(what: str) -> subprocess.Popen[bytes]:
+    """Starts the preparation of something that many test processes need."""
+    command = [sys.executable, "-m", "tests.support.prepare", what]
+    with (RESULTS / f"{what}.log").open("wb") as log:
+        return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
 
 
 def run_paths(budgets: Budgets, paths: Sequence[str], options: Sequence[str]) -> int:
