@@ -25,9 +25,9 @@ from hypothesis import strategies as st
 
 from sparklog.formats.values import ddl
 from sparklog.formats.values.avro import derive, loops, rules
-from sparklog.formats.values.avro.derive import AvroDerived, AvroDeriver
+from sparklog.formats.values.avro.derive import AvroDeriver
 from sparklog.formats.values.avro.schema import AvroSchema, fields_of, parse
-from sparklog.formats.values.derive import ERROR_CHARACTERS, MISFIT
+from sparklog.formats.values.derive import ERROR_CHARACTERS, MISFIT, Derived
 from tests.support.avro_values import FRAME, Case, cases, decoded, encoded, expected, has_column
 
 few = settings(max_examples=25)
@@ -45,7 +45,7 @@ def derived(
     schemas: Mapping[int, AvroSchema | str],
     fields: Sequence[pa.Field] | str,
     paths: Sequence[str] | None = None,
-) -> AvroDerived:
+) -> Derived:
     """The columns of these values, by the loop and by the rules, checked for what always holds."""
     columns: Sequence[pa.Field] = ddl.parse(fields) if isinstance(fields, str) else list(fields)
     deriver = AvroDeriver(columns, paths=[e.name for e in columns] if paths is None else paths)
@@ -68,7 +68,7 @@ def derived(
     return by_loop
 
 
-def rows_of(found: AvroDerived) -> list[tuple[Any, ...]]:
+def rows_of(found: Derived) -> list[tuple[Any, ...]]:
     """Each row: its columns, and its error."""
     columns = [column.to_pylist() for column in found.columns]
     return list(zip(*columns, found.error.to_pylist(), strict=True))
@@ -278,7 +278,7 @@ def test_nesting_is_counted(field: str) -> None:
         else:
             inner = number(1) + number(0) + number(1) + inner
 
-    def run(frames: int) -> AvroDerived:
+    def run(frames: int) -> Derived:
         return run(frames - 1) if frames else derived([*values.values()], {1: schema}, "n BIGINT")
 
     assert sys.getrecursionlimit() <= 1_000

@@ -83,7 +83,9 @@ class Derived(NamedTuple):
     error: pa.StringArray
     """Why a value does not fit, in up to `ERROR_CHARACTERS`; null if it fits or is null."""
     bad_by_reason: Mapping[str, int]
-    """Rows with an error, by reason: one of those that this module names."""
+    """Rows with an error, by reason: one that the deriver's module names."""
+    waiting: frozenset[int] = frozenset()
+    """The ids of schemas that are not known yet. Their rows have an error that says so."""
 
     @property
     def bad_rows(self) -> int:
@@ -117,30 +119,39 @@ class Deriver:
 
     def derive(self, values: pa.BinaryArray) -> Derived:
         """Returns the columns of these values. No bytes raise an error."""
-        blocks = []
-        for block in _blocks(values):
+        found = []
+        for block in blocks(values, _BLOCK_ROWS, _BLOCK_BYTES):
             with paused_gc():  # it took a quarter of the time for values with arrays
-                blocks.append(_Block(block, self._limit).derived(self._fields, self._layers))
-        if len(blocks) == 1:
-            return blocks[0]
-        by_reason: Counter[str] = Counter()
-        for block in blocks:
-            by_reason.update(block.bad_by_reason)
-        columns = zip(*(block.columns for block in blocks), strict=True)
-        return Derived(
-            [*map(pa.concat_arrays, columns)],
-            pa.concat_arrays([block.error for block in blocks]),
-            by_reason,
-        )
+                found.append(_Block(block, self._limit).derived(self._fields, self._layers))
+        return joined(found)
 
 
-def _blocks(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
-    """Yields the values in order, in at least one block."""
+def joined(blocks: Sequence[Derived]) -> Derived:
+    """Returns the columns of several blocks, of which there is at least one, as those of one."""
+    if len(blocks) == 1:
+        return blocks[0]
+    by_reason: Counter[str] = Counter()
+    for block in blocks:
+        by_reason.update(block.bad_by_reason)
+    columns = zip(*(block.columns for block in blocks), strict=True)
+    return Derived(
+        [*map(pa.concat_arrays, columns)],
+        pa.concat_arrays([block.error for block in blocks]),
+        by_reason,
+        frozenset().union(*(block.waiting for block in blocks)),
+    )
+
+
+def blocks(values: pa.BinaryArray, rows: int, size: int) -> Iterator[pa.BinaryArray]:
+    """Yields the values in order, in at least one block, of at most so many rows and bytes.
+
+    A single value may have more bytes.
+    """
     _, offsets = bytes_of(values)
     start = 0
     while True:
-        fitting = int(np.searchsorted(offsets, offsets[start] + _BLOCK_BYTES, "right")) - 1
-        stop = min(len(values), start + _BLOCK_ROWS, max(fitting, start + 1))
+        fitting = int(np.searchsorted(offsets, offsets[start] + size, "right")) - 1
+        stop = min(len(values), start + rows, max(fitting, start + 1))
         yield values[start:stop]
         start = stop
         if start >= len(values):

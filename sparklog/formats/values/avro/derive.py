@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,10 @@ from sparklog.formats.values.checks import bytes_of
 from sparklog.formats.values.derive import (
     MISFIT,
     NAMED_MISFITS,
+    Derived,
+    blocks,
     error_text,
+    joined,
     misfit_text,
 )
 from sparklog.formats.values.json_rules import ValueMismatch
@@ -57,24 +60,6 @@ _NULL: Final = -1
 _UNFRAMED: Final = -2
 
 
-class AvroDerived(NamedTuple):
-    """The columns of some values."""
-
-    columns: list[pa.Array]
-    """One for each field, of its type."""
-    error: pa.StringArray
-    """Why a value does not fit, in up to 200 characters; null if it fits or is null."""
-    bad_by_reason: Mapping[str, int]
-    """Rows with an error, by reason: one that this module or `rules` names, or `derive.MISFIT`."""
-    waiting: frozenset[int]
-    """The ids of schemas that are not known yet. Their rows count as `WAITING`."""
-
-    @property
-    def bad_rows(self) -> int:
-        """The number of rows with an error."""
-        return sum(self.bad_by_reason.values())
-
-
 class AvroDeriver:
     """Derives the columns of one set of fields. Thread-safe."""
 
@@ -96,11 +81,11 @@ class AvroDeriver:
     def _new_decoder(self, schema: AvroSchema) -> Decoder:
         return Decoder(schema, self._paths, self._kinds)
 
-    def derive(self, values: pa.BinaryArray, schemas: Schemas) -> AvroDerived:
+    def derive(self, values: pa.BinaryArray, schemas: Schemas) -> Derived:
         """Returns the columns of these framed values. No bytes raise an error."""
         kernel = loops.kernel_for(len(values))
         bounds = (_BLOCK_ROWS, _BLOCK_BYTES) if kernel is None else (_LOOP_ROWS, _LOOP_BYTES)
-        left = [*_blocks(values, *bounds)]
+        left = [*blocks(values, *bounds)]
         left.reverse()
         found = []
         while left:
@@ -114,7 +99,7 @@ class AvroDeriver:
                 left += [block.values[middle:], block.values[:middle]]
                 continue
             found.append(block.derived(columns))
-        return _joined(found)
+        return joined(found)
 
     def _by_loop(self, kernel: ModuleType, block: _Block) -> list[pa.Array] | None:
         """Returns the columns of a block; None if they need too much memory for one block."""
@@ -165,21 +150,6 @@ class AvroDeriver:
             ]
 
 
-def _joined(blocks: Sequence[AvroDerived]) -> AvroDerived:
-    if len(blocks) == 1:
-        return blocks[0]
-    by_reason: Counter[str] = Counter()
-    for each in blocks:
-        by_reason.update(each.bad_by_reason)
-    columns = zip(*(each.columns for each in blocks), strict=True)
-    return AvroDerived(
-        [*map(pa.concat_arrays, columns)],
-        pa.concat_arrays([each.error for each in blocks]),
-        by_reason,
-        frozenset().union(*(each.waiting for each in blocks)),
-    )
-
-
 class _Block:
     """Values that are derived together."""
 
@@ -196,11 +166,11 @@ class _Block:
             place = self.which[row]
             self.errors.add_undecodable(row, int(ids[place]), given[place])
 
-    def derived(self, columns: list[pa.Array]) -> AvroDerived:
+    def derived(self, columns: list[pa.Array]) -> Derived:
         """Returns the result, once all rows are decoded."""
         errors = self.errors
         error = errors.column(len(self.values))
-        return AvroDerived(columns, error, errors.by_reason, errors.waiting)
+        return Derived(columns, error, errors.by_reason, errors.waiting)
 
 
 def schema_ids(values: pa.BinaryArray) -> Longs:
@@ -219,19 +189,6 @@ def schema_ids(values: pa.BinaryArray) -> Longs:
     if values.null_count:
         ids[arrow.as_mask(values.is_null())] = _NULL
     return ids
-
-
-def _blocks(values: pa.BinaryArray, rows: int, size: int) -> Iterator[pa.BinaryArray]:
-    """Yields the values in order, in at least one block of so many rows and bytes."""
-    _, offsets = bytes_of(values)
-    start = 0
-    while True:
-        fitting = int(np.searchsorted(offsets, offsets[start] + size, "right")) - 1
-        stop = min(len(values), start + rows, max(fitting, start + 1))
-        yield values[start:stop]
-        start = stop
-        if start >= len(values):
-            return
 
 
 class _Errors:
