@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog.formats.values import ddl
+from sparklog.formats.values import ddl, evolution
+from sparklog.formats.values.avro import schema
 from sparklog.formats.values.columns import Column
 from sparklog.formats.values.derive import Deriver
 from sparklog.formats.values.inferred_times import MIN_TIMES, TIMES, kind_of_text
@@ -227,5 +228,16 @@ def test_columns_of_a_table_are_bounded_together() -> None:
     """Those that it has count too: a configuration with more would be refused."""
     known = [column(f"c{number}", "STRING", 1) for number in range(499)]
     found = propose([b'{"a": 1, "b": 1}'], known)
+    assert [each.field.name for each in found.columns] == ["a"]
+    assert found.left_out == ["b: a table has at most 500 columns and nested fields"]
+
+
+def test_columns_for_schemas_are_bounded_likewise() -> None:
+    """A proposal that no configuration could have would be refused as a whole."""
+    known = [column(f"c{number}", "STRING", 1) for number in range(499)]
+    text = '{"type": "record", "name": "R", "fields": [%s]}'
+    field = '{"name": "%s", "type": "string"}'
+    written = schema.parse(text % ", ".join(field % name for name in ("a", "b")))
+    found = evolution.propose({7: 1}, {7: written}, known, records=1)
     assert [each.field.name for each in found.columns] == ["a"]
     assert found.left_out == ["b: a table has at most 500 columns and nested fields"]

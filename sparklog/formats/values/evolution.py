@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparklog.formats.values import columns, ddl
 from sparklog.formats.values.columns import AVRO, Column, ColumnSet
-from sparklog.formats.values.proposal import Proposal, ProposedColumn
+from sparklog.formats.values.proposal import ColumnRoom, Proposal, ProposedColumn
 
 if TYPE_CHECKING:
     from sparklog.formats.values.avro.schema import AvroSchema
@@ -35,33 +35,23 @@ class Evolved:
 
 def with_schema(known: ColumnSet | None, fields: Sequence[pa.Field]) -> Evolved:
     """Returns the columns of values of Avro that also fill those of these fields."""
-    by_field = {each.field: each for each in (known.columns if known is not None else ())}
+    types = {each.field: each.type for each in (known.columns if known is not None else ())}
     wanted = [each.as_source_field for each in (known.filled if known is not None else ())]
-    types = {field.name: ddl.ddl_of(field.type) for field in wanted}
-    names = {name.lower() for name in types}
-    leaves = sum(_leaves(field.type) for field in wanted)
+    names = {field.name for field in wanted}
+    room = ColumnRoom(wanted)
     left_out: list[str] = []
     for field in fields:
-        column = by_field.get(field.name)
         kind = ddl.ddl_of(field.type)
-        known_type = column.type if column is not None else types.get(field.name, kind)
-        if known_type != kind:
-            left_out.append(f"{field.name}: its column is {known_type}, and the field {kind}")
-        elif field.name in types:
+        if (column := types.get(field.name, kind)) != kind:
+            left_out.append(f"{field.name}: its column is {column}, and the field {kind}")
+        elif field.name in names:
             continue
-        elif not ddl.is_usable(field.name):
-            left_out.append(f"{field.name}: Delta does not accept the name")
-        elif field.name.lower() in names:
-            left_out.append(f"{field.name}: another field differs only in case")
-        elif leaves + _leaves(field.type) > ddl.MAX_LEAVES:
-            left_out.append(
-                f"{field.name}: a table has at most {ddl.MAX_LEAVES} columns and fields"
-            )
+        elif reason := room.take(field.name, field.type):
+            left_out.append(f"{field.name}: {reason}")
         else:
             wanted.append(pa.field(field.name, field.type))
+            names.add(field.name)
             types[field.name] = kind
-            names.add(field.name.lower())
-            leaves += _leaves(field.type)
     return Evolved(columns.with_fields(known, wanted, AVRO), left_out)
 
 
@@ -83,8 +73,9 @@ def propose(
 
     columns: dict[str, ProposedColumn] = {}
     types = {each.field: each.type for each in known}
+    filled = [each.as_source_field for each in known if each.is_filled]
+    room = ColumnRoom(filled)
     left_out: dict[str, None] = {}
-    names = {name.lower() for name in types}
     for number, schema in sorted(schemas.items()):
         if isinstance(schema, str):
             left_out[f"schema {number}: {schema}"] = None
@@ -99,12 +90,12 @@ def propose(
             elif field.name in columns:
                 before = columns[field.name]
                 columns[field.name] = replace(before, records=before.records + rows[number])
-            elif field.name not in types and ddl.is_usable(field.name):
-                if field.name.lower() in names:
-                    left_out[f"{field.name}: another field differs only in case"] = None
-                    continue
+            elif field.name in types:
+                continue
+            elif reason := room.take(field.name, field.type):
+                left_out[f"{field.name}: {reason}"] = None
+            else:
                 types[field.name] = kind
-                names.add(field.name.lower())
                 columns[field.name] = ProposedColumn(
                     field=pa.field(field.name, field.type),
                     records=rows[number],
@@ -115,11 +106,5 @@ def propose(
         left_out=[*left_out],
         records=records,
         objects=sum(rows[each] for each in schemas),
-        known=[each.as_source_field for each in known if each.is_filled],
+        known=filled,
     )
-
-
-def _leaves(kind: pa.DataType) -> int:
-    if not pa.types.is_nested(kind):
-        return 1
-    return sum(_leaves(kind.field(number).type) for number in range(kind.num_fields))

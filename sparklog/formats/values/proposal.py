@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Final
@@ -25,6 +25,7 @@ from sparklog.formats.values.inferred_times import TIMES, TimeCounts
 MAP_KEYS: Final = 50
 _SHOWN: Final = 40
 _DROPPED: Final = "its column was dropped; to fill it again, add it to value.schema"
+_EMPTY: Final = "its values are empty"
 _TOO_MANY: Final = f"a table has at most {ddl.MAX_LEAVES} columns and nested fields"
 
 
@@ -94,26 +95,45 @@ def propose(values: Iterable[bytes | None], known: Sequence[Column] = ()) -> Pro
                 found[name] = merged(kind, times.kind_of(name, each)), count + 1, example
     columns: list[ProposedColumn] = []
     left_out: list[str] = []
-    taken = {name.lower() for name in skipped}
-    leaves = sum(_leaves(each.as_field.type) for each in filled)
+    known_fields = [each.as_source_field for each in filled]
+    room = ColumnRoom(known_fields)
     for name, (kind, count, example) in found.items():
         column = (
             unfilled[name].as_field.type if name in unfilled else _type(times.checked(name, kind))
         )
-        reason = _DROPPED if name in unfilled and filled else _reason(name, column, taken)
-        if column is not None and not reason:
-            leaves += _leaves(column)
-            reason = _TOO_MANY if leaves > ddl.MAX_LEAVES else ""
+        if name in unfilled and filled:
+            reason = _DROPPED
+        else:
+            reason = _EMPTY if column is None else room.take(name, column)
         if column is None or reason:
             left_out.append(f"{_printable(name)}: {reason}")
             continue
-        taken.add(name.lower())
         field = pa.field(name, column)
         columns.append(ProposedColumn(field=field, records=count, example=example))
-    fields = [pa.field(each.field, each.as_field.type) for each in filled]
     return Proposal(
-        columns=columns, left_out=left_out, records=records, objects=objects, known=fields
+        columns=columns, left_out=left_out, records=records, objects=objects, known=known_fields
     )
+
+
+class ColumnRoom:
+    """The names, and the number of nested fields, that are left for further columns of a table."""
+
+    def __init__(self, filled: Iterable[pa.Field]) -> None:
+        """`filled`: the fields that have columns."""
+        self._names: set[str] = set()
+        self._leaves = 0
+        for field in filled:
+            self._names.add(field.name.lower())
+            self._leaves += _leaves(field.type)
+
+    def take(self, name: str, kind: pa.DataType) -> str:
+        """Takes the room for a field's column; returns why the field cannot have one, if so."""
+        leaves = self._leaves + _leaves(kind)
+        reason = _refusal(name, self._names) or (_TOO_MANY if leaves > ddl.MAX_LEAVES else "")
+        if not reason:
+            self._names.add(name.lower())
+            self._leaves = leaves
+        return reason
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
@@ -133,9 +153,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _reason(name: str, kind: pa.DataType | None, taken: Iterable[str]) -> str:
-    if kind is None:
-        return "its values are empty"
+def _refusal(name: str, taken: Container[str]) -> str:
     if not ddl.is_usable(name):
         return "Delta does not accept the name"
     if not name.isprintable():
@@ -168,7 +186,7 @@ def _struct(kind: dict[str, Kind]) -> pa.DataType | None:
     fields: dict[str, pa.Field] = {}
     for name, each in kind.items():
         inner = _type(each)
-        if inner is not None and not _reason(name, inner, fields):
+        if inner is not None and not _refusal(name, fields):
             fields[name.lower()] = pa.field(name, inner)
     return pa.struct([*fields.values()]) if fields else None
 
