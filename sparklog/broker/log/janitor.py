@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -116,10 +116,8 @@ class _TopicMaintenance:
     disordered: file_compaction.FileGroup | None = None
     """Files of another engine that need it."""
     failure_log: FailureLog = field(default_factory=FailureLog)
-    waiting_files: Sequence[TableFile] = ()
-    """Files with rows that wait for schemas."""
-    waiting_version: int = -1
-    """The version of the table that has them."""
+    filled_version: int = -1
+    """The last version of the table in which no row waited for a schema."""
     commits: int = 0
     """Our commits since the last visit to the topic."""
     deletions_refused: bool = False
@@ -543,22 +541,15 @@ class Janitor:
         """Writes files again whose rows waited for a schema that is known now."""
         table, now = state.table, self._clock.monotonic()
         snapshot = table.snapshot
-        has_schemas = snapshot.columns is not None and snapshot.columns.formats
-        if not has_schemas or now < state.due.get("schemas", 0.0):
+        if snapshot.version == state.filled_version or now < state.due.get("schemas", 0.0):
             return
         state.due["schemas"] = now + FILL_EVERY_SECONDS
-        if snapshot.version != state.waiting_version:
-            state.waiting_files = waiting_rows.files_of(snapshot)
-            state.waiting_version = snapshot.version
-        if not state.waiting_files:
+        wanted = waiting_rows.schemas_of(snapshot)
+        if not wanted:
+            state.filled_version = snapshot.version
             return
-        wanted = waiting_rows.schemas_of(state.waiting_files)
         ready = self._unfinished.ready_schemas(snapshot.topic_id or "", wanted)
-        snapshot = table.snapshot  # with the columns of these schemas
-        if snapshot.version != state.waiting_version:
-            state.waiting_files = waiting_rows.files_of(snapshot)
-            state.waiting_version = snapshot.version
-        for together in waiting_rows.fillable(table, snapshot, state.waiting_files, ready):
+        for together in waiting_rows.fillable(table, ready):
             if should_stop():
                 return
             self._counts.add_merged(file_compaction.compact(table, together))
