@@ -19,6 +19,7 @@ from sparklog.client.connection import Channel
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
+from sparklog.formats.schema_messages import SchemasReply, TopicSchemas
 from sparklog.storage import schema_texts
 from sparklog.storage.follow import TABLE_AGE_SECONDS, RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
@@ -123,8 +124,8 @@ class RootChannel(Channel):
             waiting_rows=snapshot.waiting_rows,
         )
 
-    def _schemas(self, request: flight_messages.TopicSchemas) -> flight_messages.SchemaTexts:
-        return flight_messages.SchemaTexts(texts=schema_texts.of(self._store).stored(request.ids))
+    def _schemas(self, request: TopicSchemas) -> SchemasReply:
+        return SchemasReply(texts=schema_texts.of(self._store).stored(request.ids))
 
     def _offsets_for_times(
         self, request: flight_messages.OffsetsForTimes

@@ -20,6 +20,7 @@ from sparklog import errors, kafka_port, limits, listeners
 from sparklog.client.connection import ask
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
+from sparklog.formats.schema_messages import RegistryInfo
 from sparklog.formats.store_bill import StoreBill
 from sparklog.listeners import Listener
 from sparklog.options import is_loopback
@@ -83,7 +84,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fals
     """The reason why no Kafka listener answers, if one is required."""
     bills: list[StoreBill] = []
     """The requests of each broker that answered, and their price; empty on a local root."""
-    registries: list[flight_messages.RegistryInfo] = []
+    registries: list[RegistryInfo] = []
     """The schema registry as each broker that answered knows it."""
 
 

@@ -46,6 +46,7 @@ from sparklog.broker.topics import TopicAdmin, TopicDefaults
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.config_rules import ConfigType, Edit
+from sparklog.formats.schema_messages import RegistryInfo
 from sparklog.formats.store_bill import StoreBill
 from sparklog.listeners import Listener
 from sparklog.settings import BrokerSettings
@@ -159,7 +160,7 @@ class Broker:
         """Returns this broker's metrics; set by the owner once it serves."""
         self.bill: Callable[[], StoreBill | None] = lambda: None
         """Returns the present bill of the object store, if there is one; set by the owner."""
-        self.registry: Callable[[], flight_messages.RegistryInfo | None] = lambda: None
+        self.registry: Callable[[], RegistryInfo | None] = lambda: None
         """Returns the state of the schema registry, if there is one; set by the owner."""
         self.security_version: Callable[[], int] = lambda: 0
         """Returns the version of the users and ACLs that are in force; set by the owner."""

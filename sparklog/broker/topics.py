@@ -48,12 +48,11 @@ from sparklog.formats.flight_messages import (
     AlterTopic,
     CreateTopic,
     PartitionInfo,
-    SchemaTexts,
     TopicInfo,
-    TopicSchemas,
     columns_info,
     formats_of,
 )
+from sparklog.formats.schema_messages import SchemasReply, TopicSchemas
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage import schema_texts
@@ -178,7 +177,7 @@ class TopicAdmin:
             ),
         )
 
-    def schemas(self, request: TopicSchemas) -> SchemaTexts:
+    def schemas(self, request: TopicSchemas) -> SchemasReply:
         """Returns schemas that values of a topic refer to; those that the root does not have are
         omitted.
 
@@ -187,7 +186,7 @@ class TopicAdmin:
         self._led_partitions.topic(request.topic)
         if len(request.ids) > limits.SCHEMAS_AT_ONCE:
             raise errors.BadRequest(reason=f"at most {limits.SCHEMAS_AT_ONCE} schemas at once")
-        return SchemaTexts(texts=schema_texts.of(self._store).stored(request.ids))
+        return SchemasReply(texts=schema_texts.of(self._store).stored(request.ids))
 
     def configs(self, name: str) -> list[ConfigEntry]:
         """Returns every configuration key of a topic. Raises `UnknownTopic`."""

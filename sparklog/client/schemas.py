@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparklog import limits
 from sparklog.client.connection import Connection
-from sparklog.formats import flight_messages
+from sparklog.formats.schema_messages import SchemasReply, TopicSchemas
 from sparklog.formats.values import registered
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class BrokerSchemas:
         left = sorted(set(schema_ids) - self._known.keys())
         for first in range(0, len(left), limits.SCHEMAS_AT_ONCE):
             ids = left[first : first + limits.SCHEMAS_AT_ONCE]
-            found: flight_messages.SchemaTexts = self._connection.action(
-                "topics.schemas", flight_messages.TopicSchemas(topic=self._topic, ids=ids)
+            found: SchemasReply = self._connection.action(
+                "topics.schemas", TopicSchemas(topic=self._topic, ids=ids)
             )
             for each, text in found.texts.items():
                 self._known[each] = registered.decode(text.encode()).parsed()

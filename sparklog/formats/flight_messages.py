@@ -11,7 +11,7 @@ Headers of batches are sent as app metadata. A batch to be appended is a payload
 `record.PAYLOAD_SCHEMA` with `value`; the replies come in the order of the batches. A failure is a
 Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that old and new
 peers interoperate; a new field must have a default. Consumer group messages are in
-`group_messages`, bills in `store_bill`.
+`group_messages`, those about schemas in `schema_messages`, bills in `store_bill`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from sparklog.formats.group_messages import (
     SyncedGroup,
     SyncGroup,
 )
+from sparklog.formats.schema_messages import RegistryInfo, SchemasReply, TopicSchemas
 from sparklog.formats.store_bill import StoreBill
 from sparklog.formats.topic_names import MIRROR_SOURCE
 
@@ -240,27 +241,6 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     work: str
     """`writes`, `heartbeats`, `connections` or `streams`."""
     reason: str
-
-
-class RegistryInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The schema registry of a broker."""
-
-    url: str
-    down_since_us: int = 0
-    """When it began to give no answer, in µs since the Unix epoch; 0 if it does."""
-    reason: str = ""
-    """Why it gives no answer."""
-    waiting: list[WaitingRecords] = []
-    """At most `limits.STATUS_TOPICS` topics."""
-    conflicts: list[int] = []
-    """Schemas of which it has another text than the root."""
-
-
-class WaitingRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A topic with records in its table whose schemas are not known yet."""
-
-    topic: str
-    records: int
 
 
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -617,18 +597,6 @@ class TopicName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
 
 
-class TopicSchemas(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Requests schemas that values of a topic refer to."""
-
-    topic: str
-    ids: list[int]
-
-
-class SchemaTexts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    texts: dict[int, str]
-    """The stored form of each schema that the root has (`formats.values.registered`)."""
-
-
 class TopicNames(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topics: list[str]
 
@@ -767,7 +735,7 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "topics.list": (Empty, TopicNames),
     "topics.create": (CreateTopic, TopicInfo),
     "topics.describe": (TopicName, TopicInfo),
-    "topics.schemas": (TopicSchemas, SchemaTexts),
+    "topics.schemas": (TopicSchemas, SchemasReply),
     "topics.alter": (AlterTopic, TopicInfo),
     "topics.add_partitions": (AddPartitions, TopicInfo),
     "topics.delete": (TopicName, Empty),

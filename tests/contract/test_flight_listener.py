@@ -31,6 +31,7 @@ from sparklog.broker.flight.grpc import server as grpc_server
 from sparklog.broker.flight.grpc import status as grpc_status
 from sparklog.formats import flight_messages, group_messages
 from sparklog.formats.record import ROW_SCHEMA
+from sparklog.formats.schema_messages import TopicSchemas
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -416,7 +417,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
         "topics.create": flight_messages.CreateTopic(topic=name, partitions=1),
         "topics.list": flight_messages.Empty(),
         "topics.describe": flight_messages.TopicName(topic=name),
-        "topics.schemas": flight_messages.TopicSchemas(topic=name, ids=[1]),
+        "topics.schemas": TopicSchemas(topic=name, ids=[1]),
         "topics.alter": flight_messages.AlterTopic(topic=name, config={}),
         "topics.add_partitions": flight_messages.AddPartitions(topic=name, partitions=2),
         "topics.compact": flight_messages.TopicName(topic=name),

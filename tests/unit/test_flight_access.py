@@ -30,6 +30,7 @@ from sparklog.broker.security_watch import SecurityWatch
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages as fm
 from sparklog.formats import group_messages as gm
+from sparklog.formats.schema_messages import TopicSchemas
 from sparklog.listeners import Listener
 from sparklog.security import users
 from sparklog.security.acl import Acl, Operation, PatternType, ResourceType
@@ -499,7 +500,7 @@ NEEDED: Final[dict[str, tuple[msgspec.Struct, list[tuple[ResourceType, str, Oper
     "topics.list": (fm.Empty(), []),
     "topics.create": (fm.CreateTopic(topic="t"), [(TOPIC, "t", Operation.CREATE)]),
     "topics.describe": (fm.TopicName(topic="t"), [(TOPIC, "t", Operation.DESCRIBE)]),
-    "topics.schemas": (fm.TopicSchemas(topic="t", ids=[1]), [(TOPIC, "t", Operation.READ)]),
+    "topics.schemas": (TopicSchemas(topic="t", ids=[1]), [(TOPIC, "t", Operation.READ)]),
     "topics.alter": (
         fm.AlterTopic(topic="t", config={}),
         [(TOPIC, "t", Operation.ALTER_CONFIGS)],

@@ -13,6 +13,7 @@ import msgspec
 
 from sparklog.broker.flight.caller import Caller
 from sparklog.formats import flight_messages, group_messages
+from sparklog.formats.schema_messages import RegistryInfo
 from sparklog.formats.topic_names import MIRROR_SOURCE
 from sparklog.security.acl import Operation, ResourceType
 
@@ -172,7 +173,7 @@ def _status(caller: Caller, reply: flight_messages.BrokerStatus) -> flight_messa
     )
 
 
-def _registry(caller: Caller, found: flight_messages.RegistryInfo) -> flight_messages.RegistryInfo:
+def _registry(caller: Caller, found: RegistryInfo) -> RegistryInfo:
     waiting = [each for each in found.waiting if _may_describe(caller, each.topic)]
     return msgspec.structs.replace(found, waiting=waiting)
 

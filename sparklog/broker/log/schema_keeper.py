@@ -34,7 +34,7 @@ from sparklog.broker.loops import Loops
 from sparklog.broker.schema_registry import SchemaRegistry
 from sparklog.clock import Clock
 from sparklog.formats import topic_config
-from sparklog.formats.flight_messages import RegistryInfo, WaitingRecords
+from sparklog.formats.schema_messages import RegistryInfo, WaitingRecords
 from sparklog.formats.values import evolution
 from sparklog.formats.values.columns import waiting_of
 from sparklog.formats.values.registered import RegisteredSchema
